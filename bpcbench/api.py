@@ -1,0 +1,279 @@
+"""The abstract classes a plugin author implements, and the helpers to declare options.
+
+A plugin class is its own configuration: a frozen dataclass whose fields are the options a suite may set and whose
+class variables are its identity. `name` is what suites say; `version` is bumped by the author whenever the same
+options would give other results, and is part of every key.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from bpcbench.records import (
+    Array,
+    Arrays,
+    Convention,
+    Coreset,
+    Data,
+    Facts,
+    Given,
+    Native,
+    Need,
+    Offer,
+    Predicted,
+    Predictions,
+    Ref,
+    Scores,
+    Split,
+    SplitRef,
+)
+
+if TYPE_CHECKING:
+    from bpcbench.engine import Execute, Outcome, Work
+
+_UNSET: Any = object()
+
+
+def option(default: Any, help: str = "", *, key: bool = True, absent: Any = _UNSET) -> Any:  # noqa: A002
+    """Declare an option: a dataclass field with a help line.
+
+    `key=False` marks an option that cannot change results (speed only): it stays out of keys. `absent` is the value
+    that means "as before this option existed": with that value the option stays out of keys, so old results live.
+    """
+    metadata: dict[str, Any] = {"help": help, "key": key}
+    if absent is not _UNSET:
+        metadata["absent"] = absent
+    if isinstance(default, list | dict | set):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def refers(kind: str, plugin: str | None, help: str = "", **options: Any) -> Any:  # noqa: A002
+    """Declare an option that names another plugin of `kind` (`network`, `inference`, `prerequisite`, `dataset`).
+
+    A suite sets it to a name or to `{plugin: NAME, OPTION: value}`; the harness hands the plugin a built instance.
+    """
+    default = None if plugin is None else Ref(plugin, options)
+    return dataclasses.field(default=default, metadata={"help": help, "key": True, "refers": kind})
+
+
+class Context(Protocol):
+    """What a running plugin may use. The harness owns the loop, the author owns the control flow."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of this stage, equal for all methods; global generators are already seeded with it."""
+
+    @property
+    def device(self) -> str:
+        """Where to compute: `cpu`, `cuda`, ..."""
+
+    @property
+    def precision(self) -> str:
+        """The suite's precision: `float32`, or what a plugin documents (`bf16`)."""
+
+    @property
+    def scratch(self) -> Path:
+        """A private folder for temporary files; it is gone once the stage is committed."""
+
+    def steps(
+        self,
+        total: int,
+        *,
+        state: Mapping[str, Any] | None = None,
+        snapshot: Callable[[], Coreset] | None = None,
+        what: str = "",
+    ) -> Iterator[int]:
+        """Yield the steps 0 ... total-1 that are still to do, with progress, checkpoints and exact resume.
+
+        `state` names every object that changes from step to step: anything with `state_dict`/`load_state_dict`,
+        torch or NumPy generators, tensors and arrays (restored in place), dicts and lists of plain values. Global
+        random generators are kept without being named. `snapshot` returns the coreset as it stands; it is called on
+        a 1-2-5 grid of steps and kept as a member of the result.
+        """
+
+    def log(self, **metrics: Any) -> None:
+        """Note scalars of the current step (floats or 0-d arrays; a device is not synchronised).
+
+        The first value that is NaN or infinite ends the stage with an error that names it and the step.
+        """
+
+
+class Plugin:
+    """Base of all plugin classes. Subclasses are frozen dataclasses; their fields are the options."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that worker processes should have imported before they are forked, e.g. ("torch",)."""
+
+
+class Dataset(Plugin, abc.ABC):
+    """Real data: light facts and fingerprints for planning, images on demand. It never downloads by itself."""
+
+    licence: ClassVar[str] = "unknown"
+
+    @abc.abstractmethod
+    def facts(self, root: Path) -> Facts:
+        """Return shape, classes and sizes; raise MissingData, saying what to place where, if files are absent."""
+
+    @abc.abstractmethod
+    def fingerprint(self, root: Path, split: str) -> str:
+        """Return a string that changes whenever the content of the split changes."""
+
+    @abc.abstractmethod
+    def load(self, root: Path, split: str) -> Split:
+        """Return the images and labels of a split named in `facts().sizes`."""
+
+
+class Prerequisite(Plugin, abc.ABC):
+    """Something made once from training data and shared by all who ask: a preprocessing, expert trajectories."""
+
+    gpus: ClassVar[float] = 0.0
+
+    def prerequisites(self, facts: Facts) -> Mapping[str, Need]:
+        """Return what this prerequisite itself needs, by role."""
+        return {}
+
+    @abc.abstractmethod
+    def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
+        """Make one member; members of one prerequisite may be made in parallel, each seeded by its name.
+
+        `given` is None for a preprocessing, which stands before everything else.
+        """
+
+
+class Preprocessing(Prerequisite):
+    """A prerequisite that maps raw images to the space networks see: fitted on training data only, invertible."""
+
+    @abc.abstractmethod
+    def apply(self, images: Array, arrays: Arrays) -> Array:
+        """Map uint8 NCHW images to float32 network space."""
+
+    @abc.abstractmethod
+    def invert(self, images: Array, arrays: Arrays) -> Array:
+        """Map float32 network space back to pixels in [0, 1], not clipped."""
+
+
+class Method(Plugin, abc.ABC):
+    """Distils training data into a coreset."""
+
+    gpus: ClassVar[float] = 1.0
+    uses_ipc: ClassVar[bool] = True
+    """False when the result does not depend on the images per class (the whole data set): it is then made once."""
+    uses_seed: ClassVar[bool] = True
+    """False when the result is deterministic: it is then made once for all distillation seeds."""
+
+    def convention(self) -> Convention:
+        """Return how the coreset's targets are to be read."""
+        return "class"
+
+    def prerequisites(self, facts: Facts, ipc: int) -> Mapping[str, Need]:
+        """Return the prerequisites by role; the preprocessing of the suite comes anyway."""
+        return {}
+
+    def native(self, facts: Facts, ipc: int) -> Native | None:
+        """Return the inference and the network that `native` means in a suite, or None if there is none."""
+        return None
+
+    def skip(self, facts: Facts, ipc: int) -> str | None:
+        """Return the reason why this cell is not possible, or None."""
+        return None
+
+    @abc.abstractmethod
+    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+        """Return the coreset. It must be a function of the options, the data, ipc, `given` and `ctx.seed` alone."""
+
+
+class Network(Plugin, abc.ABC):
+    """An architecture. What `build` returns belongs to a framework, which an inference may ask for."""
+
+    framework: ClassVar[str] = "torch"
+
+    def skip(self, facts: Facts) -> str | None:
+        """Return why the network cannot take such images, or None."""
+        return None
+
+    @abc.abstractmethod
+    def build(self, shape: tuple[int, int, int], classes: int, seed: int) -> Any:
+        """Return a freshly initialised network: a function of these arguments and the options."""
+
+
+class Predictive(abc.ABC):
+    """A fitted posterior predictive."""
+
+    def log_probs(self, images: Array) -> Array:
+        """Return float32 log-probabilities (n, k) of images in network space, or (members, n, k) if sampled.
+
+        The rows must not depend on which other images are in the batch.
+        """
+        raise TypeError(f"{type(self).__name__} must define log_probs or predict")
+
+    def predict(self, images: Array) -> Predicted:
+        """Return log-probabilities and, where the inference has them, further numbers per example."""
+        return Predicted(self.log_probs(images))
+
+    def arrays(self) -> Arrays | None:
+        """Return the fit as arrays to keep it, or None to be re-fitted from its seed when needed again."""
+        return None
+
+
+class Inference(Plugin, abc.ABC):
+    """Turns a coreset and a network into a predictive. It is never handed test labels."""
+
+    gpus: ClassVar[float] = 1.0
+    batch: ClassVar[int] = 1000
+    """How many test images are handed to the predictive at a time."""
+
+    def accepts(self, offer: Offer) -> str | None:
+        """Return the reason why this inference cannot take such a cell, or None."""
+        return None
+
+    @abc.abstractmethod
+    def fit(self, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+        """Return the predictive: a function of the options, the coreset, the network and `ctx.seed` alone."""
+
+    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+        """Return the predictive from what its `arrays()` gave."""
+        return self.fit(coreset, network, ctx)
+
+
+class Evaluator(Plugin, abc.ABC):
+    """Scores stored predictions. Metrics come from `bpcbench.metrics`, so that a number means one thing."""
+
+    def splits(self, facts: Facts) -> Sequence[SplitRef]:
+        """Return the splits to be predicted."""
+        return (SplitRef(),)
+
+    def prerequisites(self, facts: Facts) -> Mapping[str, Need]:
+        """Return what the evaluator itself needs, by role."""
+        return {}
+
+    @abc.abstractmethod
+    def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
+        """Return the metrics. Names are lower case; `higher_is_better` says which way each goes."""
+
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Return the direction of a metric, or None if it has none."""
+        return None
+
+    def figures(self, arrays: Arrays) -> Mapping[str, bytes]:
+        """Return PNG pictures by name, drawn from the arrays of `Scores`."""
+        return {}
+
+
+class Engine(Plugin, abc.ABC):
+    """Runs stages somewhere. Local processes and in-process are built in; Ray or Slurm are plugins."""
+
+    @abc.abstractmethod
+    def run(self, work: Work, execute: Execute) -> Iterator[Outcome]:
+        """Take ready tasks from `work`, run `execute(task)` for each, and yield every outcome as it arrives.
+
+        `work.take(fits)` returns the next ready task for which `fits(task)` holds, or None; `bool(work)` is False
+        when nothing is left to take and nothing is running. Each yielded outcome may make further tasks ready, so
+        take again after every yield. When `work.stopping` is set, end running tasks (SIGTERM, then kill).
+        """

@@ -1,0 +1,171 @@
+"""Reading YAML safely, with the file and line of every key, and merging one document over another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bpcbench.errors import Mistake, Mistakes, UserError
+
+MAX_BYTES = 1_000_000
+MAX_NODES = 50_000
+MAX_DEPTH = 30
+
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written; `line` is None on the command line."""
+
+    file: str
+    line: int | None = None
+
+
+@dataclass
+class Document:
+    """Plain values (dict, list, scalars) and the place of every key path."""
+
+    values: dict[str, Any]
+    places: dict[KeyPath, Place] = field(default_factory=dict)
+
+    def place(self, path: KeyPath) -> Place | None:
+        """Return the place of a path, or of the nearest enclosing key that was written somewhere."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path)
+
+
+def read(path: Path) -> Document:
+    """Read one YAML file; raise UserError or Mistakes for anything that is not a plain, small mapping."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise UserError(f"{path}: {size:,} bytes is too large for a suite (limit {MAX_BYTES:,})")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, file: str) -> Document:
+    """Parse YAML text into a Document; duplicate keys, anchors that explode and non-text keys are mistakes."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise Mistakes(file, [Mistake("", f"not valid YAML: {reason}", mark and mark.line + 1, file)]) from None
+    except RecursionError:
+        raise UserError(f"{file}: nested too deeply for a suite") from None
+    reader = _Reader(file)
+    if node is None:
+        raise UserError(f"{file}: the file is empty")
+    if not isinstance(node, yaml.MappingNode):
+        raise UserError(f"{file}: a suite is a mapping of keys to values")
+    values = reader.value(node, ())
+    if reader.mistakes:
+        raise Mistakes(file, reader.mistakes)
+    return Document(values, reader.places)
+
+
+class _Reader:
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.places: dict[KeyPath, Place] = {}
+        self.mistakes: list[Mistake] = []
+        self.budget = MAX_NODES
+        self.constructor = yaml.SafeLoader("")
+
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        # Aliases make the tree a graph: counting visits, not nodes, is what stops a "billion laughs" file.
+        self.budget -= 1
+        if self.budget < 0:
+            raise UserError(f"{self.file}: expands to more than {MAX_NODES:,} values (YAML aliases?)")
+        if len(path) > MAX_DEPTH:
+            raise UserError(f"{self.file}: nested more than {MAX_DEPTH} levels deep")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
+        try:
+            return self.constructor.construct_object(node)  # type: ignore[no-untyped-call]
+        except (yaml.YAMLError, ValueError) as error:
+            reason = getattr(error, "problem", None) or str(error)
+            self._mistake(path, f"not allowed here: {reason}", node)
+            return None
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.value(key_node, path)
+            if not isinstance(key, str):
+                self._mistake(path, f"keys must be text, got {key!r}; quote it", key_node)
+                continue
+            if key in result:
+                self._mistake((*path, key), "this key is written twice", key_node)
+            self.places[(*path, key)] = Place(self.file, key_node.start_mark.line + 1)
+            result[key] = self.value(value_node, (*path, key))
+        return result
+
+    def _mistake(self, path: KeyPath, message: str, node: yaml.Node) -> None:
+        self.mistakes.append(Mistake(".".join(path), message, node.start_mark.line + 1, self.file))
+
+
+def override(document: Document, assignments: list[str]) -> Document:
+    """Apply `a.b.c=value` assignments (values are YAML) over a document; a malformed one is a mistake."""
+    mistakes = []
+    for text in assignments:
+        key, equals, raw = text.partition("=")
+        path = tuple(key.split("."))
+        if not equals or not all(path):
+            mistakes.append(Mistake("", f"cannot read override {text!r}: expected KEY=VALUE", file="command line"))
+            continue
+        try:
+            value = parse(f"value: {raw}", "command line").values["value"]
+        except (UserError, KeyError):
+            mistakes.append(Mistake(key, f"{raw!r} is not a YAML value", file="command line"))
+            continue
+        nested: Any = value
+        for part in reversed(path):
+            nested = {part: nested}
+        places = {path[:i]: Place("command line") for i in range(1, len(path) + 1)}
+        document = merge(document, Document(nested, places))
+    if mistakes:
+        raise Mistakes("overrides", mistakes)
+    return document
+
+
+def merge(below: Document, above: Document) -> Document:
+    """Return `above` laid over `below`.
+
+    Mappings merge key by key, unless `above` names another `plugin`; anything else replaces. `false` removes.
+    """
+    places = dict(below.places)
+    values = _merge(below.values, above.values, (), places)
+    places.update(above.places)
+    return Document(values, places)
+
+
+def _merge(below: Any, above: Any, path: KeyPath, places: dict[KeyPath, Place]) -> Any:
+    if isinstance(below, list) and isinstance(above, Mapping) and all(isinstance(item, str) for item in below):
+        below = {item: None for item in below}
+    if below is None and isinstance(above, Mapping):
+        below = {}
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        other_plugin = "plugin" in above and above["plugin"] != below.get("plugin", path[-1] if path else None)
+        result = {} if other_plugin else dict(below)
+        for key, value in above.items():
+            result[key] = _merge(result.get(key), value, (*path, key), places)
+        return result
+    if above is None and isinstance(below, Mapping):
+        return below
+    for known in [known for known in places if known[: len(path)] == path and len(known) > len(path)]:
+        del places[known]
+    return above

@@ -1,0 +1,79 @@
+"""Every error that a user of bpcbench is meant to read, and the exit code it ends with."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class BpcbenchError(Exception):
+    """Base of all errors that are shown as one message, without a traceback."""
+
+    exit_code = 2
+
+
+class UserError(BpcbenchError):
+    """Something the caller asked for cannot be done as asked; nothing was written."""
+
+
+class MissingData(BpcbenchError):
+    """A data set's files are not where they are looked for. The message says what to place where."""
+
+
+class PluginError(BpcbenchError):
+    """A plugin could not be loaded, or does not keep its contract."""
+
+
+class StoreError(BpcbenchError):
+    """The store cannot be read or written as a store of this version."""
+
+
+class NotFinite(BpcbenchError):
+    """A logged quantity became NaN or infinite; the message names it and the step."""
+
+    exit_code = 1
+
+
+class Stopped(BaseException):
+    """Raised inside a worker that was asked to stop; the stage goes on from its checkpoint next time."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing wrong with an input: where it is and what to do about it."""
+
+    path: str
+    message: str
+    line: int | None = None
+    file: str | None = None
+
+    def __str__(self) -> str:
+        where = self.file or ""
+        if self.line is not None:
+            where = f"{where}:{self.line}" if where else f"line {self.line}"
+        return ": ".join(part for part in (where, self.path, self.message) if part)
+
+
+class Mistakes(UserError):
+    """All mistakes of one input, reported together."""
+
+    def __init__(self, what: str, mistakes: Iterable[Mistake]) -> None:
+        self.what = what
+        self.mistakes = tuple(mistakes)
+        count = len(self.mistakes)
+        head = f"{what}: {count} mistake{'s' if count != 1 else ''}"
+        super().__init__("\n".join([head, *(f"  {mistake}" for mistake in self.mistakes)]))
+
+
+def did_you_mean(word: object, allowed: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` when one of `allowed` is close to `word`, else an empty string."""
+    close = difflib.get_close_matches(str(word), list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(what: str, word: object, allowed: Iterable[str]) -> str:
+    """Return the message for a name that is not among the allowed ones."""
+    names = sorted(allowed)
+    listed = ", ".join(names) if names else "(none)"
+    return f"unknown {what} {str(word)!r}{did_you_mean(word, names)} (allowed: {listed})"

@@ -1,0 +1,266 @@
+"""Every hook a plugin may implement. The docstring of a hook is its contract and holds a complete example.
+
+A plugin is a module named by an entry point of group `bpcbench`:
+
+    [project.entry-points.bpcbench]
+    my-plugin = "my_package.plugin"
+
+The module says which version of these hooks it was written for, `BPCBENCH_API = 1`, and implements any of the hooks
+below with `@bpcbench.hookimpl`. Registration hooks return classes, not instances: a class is its own configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pluggy
+
+from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Prerequisite
+from bpcbench.records import StageEvent
+
+API_VERSION = 1
+"""Raised when a hook or a class of `bpcbench.api` changes in a way that old plugins would notice."""
+
+hookspec = pluggy.HookspecMarker("bpcbench")
+hookimpl = pluggy.HookimplMarker("bpcbench")
+
+
+@hookspec
+def bpcbench_datasets() -> Iterable[type[Dataset]]:
+    """Return data set classes.
+
+    Example:
+        import hashlib
+        from dataclasses import dataclass
+        import numpy as np
+        import bpcbench
+
+        @dataclass(frozen=True)
+        class Stripes(bpcbench.Dataset):
+            "Two classes of 8x8 stripes, horizontal and vertical."
+            name = "stripes"
+
+            def facts(self, root):
+                return bpcbench.Facts(shape=(1, 8, 8), classes=2, sizes={"train": 40, "test": 20})
+
+            def fingerprint(self, root, split):
+                return hashlib.sha256(self.load(root, split).images.tobytes()).hexdigest()
+
+            def load(self, root, split):
+                labels = np.arange(40 if split == "train" else 20) % 2
+                rng = np.random.default_rng(len(labels))
+                images = rng.integers(0, 100, (len(labels), 1, 8, 8))
+                images[labels == 0, :, ::2, :] += 155
+                images[labels == 1, :, :, ::2] += 155
+                return bpcbench.Split(images.astype(np.uint8), labels)
+
+        @bpcbench.hookimpl
+        def bpcbench_datasets():
+            return [Stripes]
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def bpcbench_prerequisites() -> Iterable[type[Prerequisite]]:
+    """Return prerequisites: things made once from training data and shared; a preprocessing is one.
+
+    Example:
+        from dataclasses import dataclass
+        import numpy as np
+        import bpcbench
+
+        @dataclass(frozen=True)
+        class ClassMeans(bpcbench.Prerequisite):
+            "The mean image of every class, in network space."
+            name = "class-means"
+
+            def make(self, data, given, ctx, member):
+                images = given.transform.apply(data.train.images)
+                means = [images[data.labels == c].mean(0) for c in range(data.facts.classes)]
+                return {"means": np.stack(means).astype(np.float32)}
+
+        @bpcbench.hookimpl
+        def bpcbench_prerequisites():
+            return [ClassMeans]
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def bpcbench_methods() -> Iterable[type[Method]]:
+    """Return methods: what turns training data into a coreset.
+
+    Example:
+        from dataclasses import dataclass
+        import numpy as np
+        import bpcbench
+
+        @dataclass(frozen=True)
+        class Jitter(bpcbench.Method):
+            "Real images plus noise that is annealed step by step."
+            name = "jitter"
+            gpus = 0.0
+            steps: int = bpcbench.option(10, "number of annealing steps")
+            scale: float = bpcbench.option(0.1, "standard deviation of the first step's noise")
+
+            def distil(self, data, ipc, given, ctx):
+                chosen = bpcbench.per_class(data.labels, ipc, ctx.seed)
+                images = given.transform.apply(data.train.images[chosen])
+                rng = np.random.default_rng(ctx.seed)
+                for step in ctx.steps(self.steps, state={"images": images, "rng": rng}):
+                    noise = rng.normal(0, self.scale / (step + 1), images.shape)
+                    images += noise.astype(np.float32)
+                    ctx.log(noise=float(np.abs(noise).mean()))
+                labels = data.labels[chosen]
+                return bpcbench.Coreset(images, labels, labels, data.facts.classes)
+
+        @bpcbench.hookimpl
+        def bpcbench_methods():
+            return [Jitter]
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def bpcbench_inferences() -> Iterable[type[Inference]]:
+    """Return inferences: what turns a coreset and a network into a predictive distribution.
+
+    Example:
+        from dataclasses import dataclass
+        import numpy as np
+        import bpcbench
+
+        class NearestMean(bpcbench.Predictive):
+            def __init__(self, means):
+                self.means = means
+
+            def log_probs(self, images):
+                distance = ((images[:, None] - self.means) ** 2).mean((2, 3, 4))
+                return (-distance - np.log(np.exp(-distance).sum(1, keepdims=True))).astype(np.float32)
+
+        @dataclass(frozen=True)
+        class NearestMeanInference(bpcbench.Inference):
+            "Softmax of the negative distance to each class mean; the network is not used."
+            name = "nearest-mean"
+            gpus = 0.0
+
+            def fit(self, coreset, network, ctx):
+                means = [coreset.images[coreset.class_ids == c].mean(0) for c in range(coreset.classes)]
+                return NearestMean(np.stack(means))
+
+        @bpcbench.hookimpl
+        def bpcbench_inferences():
+            return [NearestMeanInference]
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def bpcbench_networks() -> Iterable[type[Network]]:
+    """Return networks: architectures that inferences and methods build.
+
+    Example:
+        from dataclasses import dataclass
+        import numpy as np
+        import bpcbench
+
+        @dataclass(frozen=True)
+        class RandomProjection(bpcbench.Network):
+            "A fixed random linear map to `width` features, as a NumPy array."
+            name = "random-projection"
+            framework = "numpy"
+            width: int = bpcbench.option(32, "number of features")
+
+            def build(self, shape, classes, seed):
+                inputs = int(np.prod(shape))
+                return np.random.default_rng(seed).normal(0, inputs**-0.5, (inputs, self.width))
+
+        @bpcbench.hookimpl
+        def bpcbench_networks():
+            return [RandomProjection]
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def bpcbench_evaluators() -> Iterable[type[Evaluator]]:
+    """Return evaluators: what turns stored predictions into named numbers.
+
+    Example:
+        from dataclasses import dataclass
+        import bpcbench
+        from bpcbench import metrics
+
+        @dataclass(frozen=True)
+        class Confidence(bpcbench.Evaluator):
+            "How much more confident than accurate the predictions are."
+            name = "confidence"
+
+            def score(self, predictions, given):
+                (p,) = predictions.values()
+                surplus = float(metrics.confidence(p.log_probs).mean()) - metrics.accuracy(p.log_probs, p.labels)
+                return bpcbench.Scores({"overconfidence": surplus})
+
+        @bpcbench.hookimpl
+        def bpcbench_evaluators():
+            return [Confidence]
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def bpcbench_engines() -> Iterable[type[Engine]]:
+    """Return engines: ways to run the stages of a plan.
+
+    Example:
+        from dataclasses import dataclass
+        import bpcbench
+
+        @dataclass(frozen=True)
+        class OneByOne(bpcbench.Engine):
+            "Runs every stage in this process, one after the other."
+            name = "one-by-one"
+
+            def run(self, work, execute):
+                while work:
+                    task = work.take(lambda task: True)
+                    if task is None:
+                        return
+                    yield execute(task)
+
+        @bpcbench.hookimpl
+        def bpcbench_engines():
+            return [OneByOne]
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def bpcbench_suites() -> Mapping[str, Path]:
+    """Return suites that the plugin ships, by name; users run them as `PLUGIN:NAME`.
+
+    Example:
+        from pathlib import Path
+        import bpcbench
+
+        @bpcbench.hookimpl
+        def bpcbench_suites():
+            return {"tiny": Path(__file__).with_name("tiny.yaml")}
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def bpcbench_stage_finished(event: StageEvent) -> None:
+    """Observe a stage that has ended, in the process that runs the suite. An error here is reported, not fatal.
+
+    Example:
+        import bpcbench
+
+        @bpcbench.hookimpl
+        def bpcbench_stage_finished(event):
+            if event.status == "failed":
+                print(f"{event.label} failed: {event.message}")
+    """

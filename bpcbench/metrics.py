@@ -1,0 +1,248 @@
+"""Every metric a table may print, defined once, on stored log-probabilities.
+
+All functions are pure, compute in float64 per example over the whole split, and so do not depend on how predictions
+were batched. `log_probs` are natural logarithms of shape (n, k), `labels` whole numbers below k of shape (n,). A
+log-probability of -inf is legal, one that rounding left above 0 is read as 0. ValueError is
+raised for other shapes, nothing at all, labels out of range, NaN, +inf, and rows that do not sum to one (logits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from bpcbench.records import Array
+
+VERSION: int = 1
+"""Bumped when a definition changes what it returns; part of the key of every score."""
+
+HIGHER_IS_BETTER: Mapping[str, bool] = MappingProxyType(
+    dict.fromkeys(("acc", "auroc", "aupr_in", "aupr_out"), True)
+    | dict.fromkeys(("nll", "member_nll", "brier", "ece", "fpr95"), False)
+)
+"""The direction of each metric by the name it has in results."""
+
+_Floats = npt.NDArray[np.float64]
+
+# Far above the rounding of a float32 or even bfloat16 log-softmax, far below what logits passed by mistake give.
+_TOLERANCE = 1e-2
+
+
+def accuracy(log_probs: Array, labels: Array) -> float:
+    """Return the share of examples whose most probable class is the label; of equally probable classes the first.
+
+    mean_i [argmax_c p_ic = y_i], in [0, 1], higher is better.
+    """
+    logs, truth = _checked(log_probs, labels)
+    return float(np.mean(logs.argmax(axis=1) == truth))
+
+
+def nll(log_probs: Array, labels: Array) -> float:
+    """Return the negative log-likelihood in nats: mean_i -log p_i(y_i), in [0, inf], lower is better.
+
+    It is inf as soon as one label was given probability 0. A strictly proper score (Good, "Rational decisions",
+    JRSS-B 1952).
+    """
+    logs, truth = _checked(log_probs, labels)
+    return float(np.mean(-logs[np.arange(len(truth)), truth]))
+
+
+def member_nll(member_log_likelihood: Array) -> float:
+    """Return the mean NLL of a single member, mean_s mean_i -log p_s(y_i), from log-likelihoods of shape (members, n).
+
+    In [0, inf], lower is better; by Jensen's inequality at least the `nll` of the averaged probabilities.
+    """
+    logs = np.asarray(member_log_likelihood, dtype=np.float64)
+    if logs.ndim != 2 or logs.size == 0:
+        raise ValueError(f"member_log_likelihood must have shape (members, examples), got {logs.shape}")
+    _refuse_nan_and_inf(logs, "member_log_likelihood")
+    return float(np.mean(-np.minimum(logs, 0.0)))
+
+
+def brier(log_probs: Array, labels: Array) -> float:
+    """Return the Brier score: mean_i sum_c (p_ic - [y_i = c])^2, in [0, 2], lower is better.
+
+    The sum over classes as in Brier, "Verification of forecasts expressed in terms of probability", 1950; for two
+    classes this is twice what scikit-learn prints for a binary task.
+    """
+    logs, truth = _checked(log_probs, labels)
+    errors = np.exp(logs)
+    errors[np.arange(len(truth)), truth] -= 1.0
+    return float(np.mean(np.sum(errors**2, axis=1)))
+
+
+def ece(log_probs: Array, labels: Array, bins: int = 15) -> float:
+    """Return the expected calibration error: sum_b n_b/n |acc_b - conf_b|, in [0, 1], lower is better.
+
+    Bins as in `reliability`; L1, over the whole split. Naeini et al., AAAI 2015; Guo et al., ICML 2017.
+    """
+    bars = reliability(log_probs, labels, bins)
+    filled = bars["count"] > 0
+    gaps = np.abs(bars["accuracy"][filled] - bars["confidence"][filled])
+    return float(np.sum(bars["count"][filled] * gaps) / np.sum(bars["count"]))
+
+
+def reliability(log_probs: Array, labels: Array, bins: int = 15) -> Mapping[str, Array]:
+    """Return the arrays of a reliability diagram over `bins` equally wide bins (l, u] of the confidence.
+
+    The confidence is the probability of the predicted class. `edges` (bins + 1,); `confidence` and `accuracy` (bins,)
+    are means over a bin's examples, NaN where it has none; `count` (bins,) int64. Guo et al., ICML 2017.
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    logs, truth = _checked(log_probs, labels)
+    confidences = np.exp(logs.max(axis=1))
+    correct = logs.argmax(axis=1) == truth
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    bin_of = np.searchsorted(edges[1:-1], confidences, side="left")
+    count = np.bincount(bin_of, minlength=bins)
+    divisor = np.where(count > 0, count, np.nan)
+    return {
+        "edges": edges,
+        "confidence": np.bincount(bin_of, weights=confidences, minlength=bins) / divisor,
+        "accuracy": np.bincount(bin_of, weights=correct, minlength=bins) / divisor,
+        "count": count.astype(np.int64),
+    }
+
+
+def entropy(log_probs: Array) -> Array:
+    """Return the entropy of each prediction in nats, shape (n,): -sum_c p_c log p_c with 0 log 0 = 0.
+
+    In [0, log k]; it has no direction. Shannon, "A mathematical theory of communication", 1948.
+    """
+    logs = _checked_log_probs(log_probs)
+    probs = np.exp(logs)
+    return np.asarray(0.0 - np.sum(probs * np.where(probs > 0, logs, 0.0), axis=1))
+
+
+def mutual_information(predictive_log_probs: Array, expected_entropy: Array) -> Array:
+    """Return what is unknown for want of knowing the parameters, shape (n,): H[mean_s p_s] - mean_s H[p_s] in nats.
+
+    In [0, log k]; it has no direction. Rounding below 0 is read as 0; more than that means that the two arguments do
+    not belong together and is an error. Depeweg et al., ICML 2018; BALD, Houlsby et al., 2011.
+    """
+    total = entropy(predictive_log_probs)
+    expected = np.asarray(expected_entropy, dtype=np.float64)
+    if expected.shape != total.shape:
+        raise ValueError(f"expected_entropy must have shape {total.shape}, got {expected.shape}")
+    if not np.isfinite(expected).all():
+        raise ValueError("expected_entropy must be finite")
+    information = total - expected
+    if information.min() < -_TOLERANCE:
+        row = int(information.argmin())
+        raise ValueError(
+            f"expected_entropy {expected[row]:.6g} of row {row} exceeds the entropy {total[row]:.6g} of its predictive"
+        )
+    return np.asarray(np.maximum(information, 0.0))
+
+
+def log_mean_exp(member_log_probs: Array) -> Array:
+    """Return the log of the average of probabilities over axis 0, log (1/S sum_s exp l_s), in float64.
+
+    Computed about the largest term of each entry, so that it neither overflows nor vanishes; -inf where every member
+    says -inf.
+    """
+    logs = np.asarray(member_log_probs, dtype=np.float64)
+    if logs.ndim < 1 or logs.size == 0:
+        raise ValueError(f"member_log_probs must have members along axis 0, got shape {logs.shape}")
+    _refuse_nan_and_inf(logs, "member_log_probs")
+    top = logs.max(axis=0)
+    shift = np.where(np.isneginf(top), 0.0, top)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.mean(np.exp(logs - shift), axis=0)) + shift)
+
+
+def auroc(scores_in: Array, scores_out: Array) -> float:
+    """Return the area under the ROC curve of telling in from out; the in-distribution examples are positive.
+
+    P(s_in > s_out) + P(s_in = s_out) / 2, in [0, 1], 0.5 for chance, higher is better. The class taken as positive
+    does not change it. Hanley and McNeil, 1982; for OOD, Hendrycks and Gimpel, ICLR 2017.
+    """
+    inside, outside = _checked_scores(scores_in, scores_out)
+    below = np.searchsorted(outside, inside, side="left").sum()
+    not_above = np.searchsorted(outside, inside, side="right").sum()
+    return float(below + not_above) / (2.0 * len(inside) * len(outside))
+
+
+def aupr_in(scores_in: Array, scores_out: Array) -> float:
+    """Return the area under the precision-recall curve; the in-distribution examples are positive.
+
+    Average precision sum_t (R_t - R_t-1) P_t over the distinct scores t as thresholds, without interpolation, as
+    scikit-learn's `average_precision_score`. In (0, 1], n_in / (n_in + n_out) for chance, higher is better. Hendrycks
+    and Gimpel, "A baseline for detecting misclassified and out-of-distribution examples", ICLR 2017.
+    """
+    inside, outside = _checked_scores(scores_in, scores_out)
+    return _average_precision(inside, outside)
+
+
+def aupr_out(scores_in: Array, scores_out: Array) -> float:
+    """Return `aupr_in` with the roles changed: the out-of-distribution examples are positive, scores are negated.
+
+    In (0, 1], n_out / (n_in + n_out) for chance, higher is better. Hendrycks and Gimpel, ICLR 2017.
+    """
+    inside, outside = _checked_scores(scores_in, scores_out)
+    return _average_precision(-outside[::-1], -inside[::-1])
+
+
+def fpr95(scores_in: Array, scores_out: Array) -> float:
+    """Return the share of out-of-distribution examples taken for in at the highest threshold that keeps 95 % of in.
+
+    The in-distribution examples are positive; an example at the threshold is taken for in. min FPR over thresholds
+    with TPR >= 0.95, no interpolation; in [0, 1], lower is better. Liang et al., "ODIN", ICLR 2018.
+    """
+    inside, outside = _checked_scores(scores_in, scores_out)
+    kept = -(-95 * len(inside) // 100)
+    return float(np.mean(outside >= inside[-kept]))
+
+
+def _average_precision(positive: _Floats, negative: _Floats) -> float:
+    """Return the average precision of sorted scores; only thresholds at a positive's score move the recall."""
+    thresholds, gained = np.unique(positive, return_counts=True)
+    hits = len(positive) - np.searchsorted(positive, thresholds, side="left")
+    alarms = len(negative) - np.searchsorted(negative, thresholds, side="left")
+    return float(np.sum(gained * (hits / (hits + alarms))) / len(positive))
+
+
+def _checked(log_probs: Array, labels: Array) -> tuple[_Floats, npt.NDArray[np.int64]]:
+    logs = _checked_log_probs(log_probs)
+    truth = np.asarray(labels)
+    if truth.shape != (len(logs),):
+        raise ValueError(f"labels must have shape {(len(logs),)} to fit log_probs {logs.shape}, got {truth.shape}")
+    if not np.issubdtype(truth.dtype, np.integer):
+        raise ValueError(f"labels must be whole numbers, got {truth.dtype}")
+    if truth.min() < 0 or truth.max() >= logs.shape[1]:
+        raise ValueError(f"labels must lie in 0 ... {logs.shape[1] - 1}, got {truth.min()} ... {truth.max()}")
+    return logs, truth.astype(np.int64)
+
+
+def _checked_log_probs(log_probs: Array) -> _Floats:
+    logs = np.asarray(log_probs, dtype=np.float64)
+    if logs.ndim != 2 or logs.size == 0:
+        raise ValueError(f"log_probs must have shape (examples, classes) and not be empty, got {logs.shape}")
+    _refuse_nan_and_inf(logs, "log_probs")
+    sums = np.exp(np.minimum(logs, 700.0)).sum(axis=1)
+    wrong = np.abs(sums - 1.0) > _TOLERANCE
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"log_probs must be normalised, but the probabilities of row {row} sum to {sums[row]:.6g}")
+    return np.minimum(logs, 0.0)
+
+
+def _checked_scores(scores_in: Array, scores_out: Array) -> tuple[_Floats, _Floats]:
+    """Return both, sorted from low to high."""
+    inside, outside = np.asarray(scores_in, dtype=np.float64), np.asarray(scores_out, dtype=np.float64)
+    for name, scores in (("scores_in", inside), ("scores_out", outside)):
+        if scores.ndim != 1 or scores.size == 0:
+            raise ValueError(f"{name} must have shape (examples,) and not be empty, got {scores.shape}")
+        _refuse_nan_and_inf(scores, name)
+    return np.sort(inside), np.sort(outside)
+
+
+def _refuse_nan_and_inf(values: _Floats, name: str) -> None:
+    wrong = np.isnan(values) | np.isposinf(values)
+    if wrong.any():
+        where = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(f"{name} must not hold NaN or +inf, but {int(wrong.sum())} values do, first at {where}")

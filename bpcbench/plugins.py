@@ -1,0 +1,192 @@
+"""Find plugins, load each in isolation, and look their classes up by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from bpcbench import hooks
+from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Plugin, Prerequisite
+from bpcbench.errors import PluginError, UserError, unknown
+from bpcbench.records import StageEvent
+
+GROUP = "bpcbench"
+KINDS: Mapping[str, type[Plugin]] = {
+    "dataset": Dataset,
+    "prerequisite": Prerequisite,
+    "method": Method,
+    "inference": Inference,
+    "network": Network,
+    "evaluator": Evaluator,
+    "engine": Engine,
+}
+LOCAL_VARIABLE = "BPCBENCH_PLUGINS"
+"""Environment variable with comma-separated modules to load as plugins while they are being written."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One entry point and what became of it: `error` is empty if it is in use."""
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    error: str = ""
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A plugin class and where it comes from."""
+
+    kind: str
+    cls: type[Plugin]
+    distribution: str
+    plugin: str
+
+
+@dataclass
+class Registry:
+    """All plugins of this environment. Built once by `registry()`; tests may build their own."""
+
+    manager: pluggy.PluginManager
+    found: list[Found] = field(default_factory=list)
+    classes: dict[tuple[str, str], Registered] = field(default_factory=dict)
+    suites: dict[str, Path] = field(default_factory=dict)
+
+    def names(self, kind: str) -> list[str]:
+        """Return the sorted names of all plugins of a kind."""
+        return sorted(name for k, name in self.classes if k == kind)
+
+    def get(self, kind: str, name: str) -> Registered:
+        """Return the class of that kind and name, or raise with a did-you-mean and what failed to load."""
+        try:
+            return self.classes[kind, name]
+        except KeyError:
+            message = unknown(kind, name, self.names(kind))
+            for broken in self.broken():
+                message += f"\n    note: plugin {broken.name!r} of {broken.distribution} did not load: {broken.error}"
+            raise UserError(message) from None
+
+    def broken(self) -> list[Found]:
+        """Return the entry points that could not be used."""
+        return [found for found in self.found if found.error]
+
+    def observe(self, event: StageEvent, report: Callable[[str], None]) -> None:
+        """Tell every observer; an observer that fails is reported and does not disturb the others."""
+        for impl in self.manager.hook.bpcbench_stage_finished.get_hookimpls():
+            try:
+                impl.function(event)
+            except Exception as error:
+                report(f"observer {impl.plugin_name} failed: {type(error).__name__}: {error}")
+
+    def add(self, name: str, distribution: str, version: str, module: str, load: Callable[[], Any]) -> None:
+        """Load one plugin; whatever goes wrong is noted and everything it registered is taken back."""
+        before_classes, before_suites = dict(self.classes), dict(self.suites)
+        plugin: Any = None
+        try:
+            plugin = load()
+            _check_version(plugin)
+            self.manager.register(plugin, name=f"{distribution}:{name}")
+            self.manager.check_pending()
+            classes = tuple(self._register(plugin, name, distribution))
+        except (Exception, SystemExit) as error:
+            if plugin is not None and self.manager.is_registered(plugin):
+                self.manager.unregister(plugin)
+            self.classes, self.suites = before_classes, before_suites
+            self.found.append(Found(name, distribution, version, module, _one_line(error)))
+        else:
+            self.found.append(Found(name, distribution, version, module, "", classes))
+
+    def _register(self, plugin: Any, name: str, distribution: str) -> Iterator[str]:
+        for kind, base in KINDS.items():
+            for cls in _call(self.manager, f"bpcbench_{kind}s", plugin):
+                _check_class(cls, kind, base)
+                taken = self.classes.get((kind, cls.name))
+                if taken is not None:
+                    raise PluginError(
+                        f"{kind} {cls.name!r} is already provided by {taken.distribution} (plugin {taken.plugin!r})"
+                    )
+                self.classes[kind, cls.name] = Registered(kind, cls, distribution, name)
+                yield f"{kind} {cls.name}"
+        suites: Mapping[str, Path] = dict(_call(self.manager, "bpcbench_suites", plugin))
+        for suite, path in suites.items():
+            self.suites[f"{name}:{suite}"] = Path(path)
+
+
+def load_registry() -> Registry:
+    """Load every entry point of group `bpcbench`, then the modules of BPCBENCH_PLUGINS."""
+    manager = pluggy.PluginManager("bpcbench")
+    manager.add_hookspecs(hooks)
+    result = Registry(manager)
+    for distribution, version, entry in _entry_points():
+        result.add(entry.name, distribution, version, entry.value, entry.load)
+    for module in filter(None, os.environ.get(LOCAL_VARIABLE, "").split(",")):
+        result.add(module, "local", "", module, functools.partial(importlib.import_module, module))
+    return result
+
+
+@functools.cache
+def registry() -> Registry:
+    """Return the registry of this process."""
+    return load_registry()
+
+
+def _entry_points() -> list[tuple[str, str, importlib.metadata.EntryPoint]]:
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        for entry in distribution.entry_points:
+            if entry.group == GROUP:
+                # An editable install may be listed twice on sys.path; the first one is what imports would find.
+                found.setdefault((distribution.name, entry.name), (distribution.name, distribution.version, entry))
+    return [found[key] for key in sorted(found, key=lambda key: (key[0] != "bpcbench", key))]
+
+
+def _check_version(plugin: Any) -> None:
+    wanted = getattr(plugin, "BPCBENCH_API", None)
+    if not isinstance(wanted, int):
+        raise PluginError(f"it does not say BPCBENCH_API = {hooks.API_VERSION}, the version it was written for")
+    if wanted > hooks.API_VERSION:
+        raise PluginError(
+            f"it is written for plugin API {wanted}, this bpcbench has API {hooks.API_VERSION}: upgrade bpcbench"
+        )
+
+
+def _call(manager: pluggy.PluginManager, hook: str, plugin: Any) -> Any:
+    caller = getattr(manager.hook, hook)
+    for impl in caller.get_hookimpls():
+        if impl.plugin is plugin:
+            return impl.function()
+    return ()
+
+
+def _check_class(cls: Any, kind: str, base: type[Plugin]) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise PluginError(f"bpcbench_{kind}s returned {cls!r}, which is not a subclass of bpcbench.{base.__name__}")
+    if not isinstance(getattr(cls, "name", None), str) or not cls.name or set(cls.name) & set("/:@ ="):
+        raise PluginError(f"{cls.__name__}.name must be a word without / : @ = or spaces")
+    params = cls.__dict__.get("__dataclass_params__")
+    if params is None or not params.frozen:
+        raise PluginError(f"{cls.__name__} must be decorated with @dataclass(frozen=True)")
+    if abstract := getattr(cls, "__abstractmethods__", None):
+        raise PluginError(f"{cls.__name__} does not define {', '.join(sorted(abstract))}")
+    if not isinstance(cls.version, int):
+        raise PluginError(f"{cls.__name__}.version must be an integer")
+    for option in dataclasses.fields(cls):
+        if option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING:
+            raise PluginError(f"{cls.__name__}.{option.name} needs a default")
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,74 @@
+"""One number of a benchmark, where it comes from and how it is written: what every table is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_DECIMALS = ((0.0005, ".1e"), (0.1, ".3f"), (100, ".2f"), (1000, ".1f"), (1e5, ".0f"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of one evaluation of one coreset.
+
+    `coreset` is the coreset's address. Rows with equal `coreset` evaluate the same coreset even where `distil_seed`
+    differs: a deterministic method has one coreset for all its seeds, and counts once. `value` is in the metric's own
+    unit (an accuracy is a fraction). `notes` are the words of the data set that every table must carry, such as
+    `subset` or `generated`.
+    """
+
+    dataset: str
+    ipc: int
+    method: str
+    inference: str
+    network: str
+    coreset: str
+    distil_seed: int
+    evaluate_seed: int
+    evaluator: str
+    metric: str
+    value: float
+    higher_is_better: bool | None
+    notes: tuple[str, ...] = ()
+
+
+def number(metric: str, value: float, like: float | None = None) -> str:
+    """Return a value as tables show it, with the decimals that suit `like` (by default the value itself)."""
+    if percent(metric):
+        return f"{100 * value:.1f}"
+    size = abs(value if like is None else like)
+    return format(value, ".2f" if size == 0 else next((spec for limit, spec in _DECIMALS if size < limit), ".1e"))
+
+
+def percent(metric: str) -> bool:
+    """Return whether tables show a metric, kept as a fraction, in percent: an accuracy, such as `acc` or `acc_snow`."""
+    return "acc" in re.split(r"[^a-z0-9]+", metric.lower())
+
+
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Say of every note which data sets carry it, and with which methods where not all rows of a data set do."""
+    for note in dict.fromkeys(note for row in rows for note in row.notes):
+        where = []
+        for dataset in sorted({row.dataset for row in rows if note in row.notes}):
+            mine = [row for row in rows if row.dataset == dataset]
+            methods = dict.fromkeys(row.method for row in mine if note in row.notes)
+            everywhere = all(note in row.notes for row in mine)
+            where.append(dataset if everywhere else f"{dataset} ({', '.join(methods)})")
+        yield f"Marked {note}: {', '.join(where)}."
+
+
+def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Return the rows as a data frame: a column per field in their order, `notes` joined by spaces."""
+    # Pandas takes half a second to import, and only those who ask for a frame should pay for it.
+    import pandas as pd
+
+    names = [field.name for field in dataclasses.fields(Row)]
+    records = [{name: getattr(row, name) for name in names} | {"notes": " ".join(row.notes)} for row in rows]
+    return pd.DataFrame.from_records(records, columns=names)

@@ -1,0 +1,281 @@
+"""The body of each kind of stage, and `execute`, which any process may call with a Task."""
+
+from __future__ import annotations
+
+import importlib
+import resource
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from bpcbench import environment
+from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing, Prerequisite
+from bpcbench.context import StageContext
+from bpcbench.engine import Outcome, Stage, Task
+from bpcbench.coresets import read_coreset
+from bpcbench.errors import BpcbenchError, Stopped
+from bpcbench.folder import size
+from bpcbench.keys import Address
+from bpcbench.options import as_ref, build
+from bpcbench.plugins import Registry, registry
+from bpcbench.predictions import predict_split, read_predictions
+from bpcbench.records import FINAL, Arrays, Coreset, Given, Made, Recipe, SplitRef, Transform
+from bpcbench.seeding import derive, seed_globals
+from bpcbench.splits import load_split, training_data
+from bpcbench.store import Busy, Store
+
+FIT = "fit"
+_PLUGIN_KIND = {"prerequisite": "prerequisite", "coreset": "method", "predict": "inference", "score": "evaluator"}
+Started = Callable[[StageContext], None]
+
+
+def attempt(task: Task, started: Started | None = None, store: Store | None = None) -> Outcome:
+    """Make what a task asks for, in this process; whatever goes wrong is raised."""
+    stage = task.stage
+    begin = time.monotonic()
+    store = store or Store.open(task.store)
+    try:
+        with store.lock(stage.id):
+            if all(store.has(address) for address in stage.addresses):
+                return Outcome(stage.id, "cached", messages=tuple(store.messages))
+            for module in stage.preload:
+                importlib.import_module(module)
+            environment.limit_threads(task.threads)
+            _Run(task, store, started).make()
+            store.discard_scratch(stage.id)
+    except Busy:
+        return Outcome(stage.id, "busy")
+    except Stopped:
+        return Outcome(stage.id, "stopped", time.monotonic() - begin, "stopped")
+    return Outcome(stage.id, "done", time.monotonic() - begin, messages=tuple(store.messages))
+
+
+def execute(task: Task, started: Started | None = None) -> Outcome:
+    """Make what a task asks for, in this process; whatever goes wrong is an outcome, not an exception."""
+    begin = time.monotonic()
+    try:
+        store = Store.open(task.store)
+    except BpcbenchError as error:
+        return Outcome(task.stage.id, "failed", message=str(error))
+    try:
+        return attempt(task, started, store)
+    except BpcbenchError as error:
+        message = str(error)
+        traceback.print_exc()
+    except MemoryError:
+        message = "out of memory"
+        traceback.print_exc()
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    return _failed(task.stage, begin, message, store)
+
+
+def _failed(stage: Stage, begin: float, message: str, store: Store) -> Outcome:
+    return Outcome(stage.id, "failed", time.monotonic() - begin, message, messages=tuple(store.messages))
+
+
+@dataclass
+class _Run:
+    task: Task
+    store: Store
+    started: Started | None
+
+    def make(self) -> None:
+        {
+            "prerequisite": self._prerequisite,
+            "coreset": self._coreset,
+            "predict": self._predict,
+            "score": self._score,
+        }[self.task.stage.kind]()
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return self.task.stage.body
+
+    @property
+    def registry(self) -> Registry:
+        return registry()
+
+    def _build(self, kind: str, description: Mapping[str, Any]) -> Any:
+        return build(self.registry, kind, as_ref(description))
+
+    def _context(self, seed: int, snapshot: Callable[[int, Coreset, float], None] | None = None) -> StageContext:
+        stage = self.task.stage
+        context = StageContext(
+            seed=seed,
+            device=environment.resolve_device(self.task.device),
+            precision=self.task.precision,
+            attempt=self.store.scratch(stage.id) / self.task.attempt,
+            keep_snapshot=snapshot,
+        )
+        seed_globals(seed)
+        if self.started:
+            self.started(context)
+        return context
+
+    def _commit(
+        self, member: str, arrays: Arrays, context: StageContext | None = None, meta: Mapping[str, Any] | None = None
+    ) -> None:
+        stage = self.task.stage
+        files = {}
+        described: dict[str, Any] = {
+            "label": stage.label,
+            "plugin": stage.plugin,
+            "body": stage.body,
+            "needs": list(stage.needs),
+            "source": environment.source_hash(self.registry, _PLUGIN_KIND[stage.kind], stage.plugin),
+            "environment": {**environment.versions(), **environment.machine(), "commit": environment.git_hash()},
+            "threads": self.task.threads,
+            "precision": self.task.precision,
+            "jobs": self.task.jobs,
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            **(meta or {}),
+        }
+        if context is not None:
+            described["device"] = context.device
+            described.setdefault("seconds", round(context.elapsed, 3))
+            described.setdefault("cpu_seconds", round(context.cpu_seconds, 3))
+            points = b"".join(line for line in context.curves().splitlines(keepends=True) if b'"m"' in line)
+            if points:
+                files["curves.jsonl"] = points
+        address = Address(stage.kind, stage.key, member)
+        if self.store.commit(address, described, arrays, files) and member == stage.members[-1]:
+            total = sum(size(self.store.path(a)) for a in stage.addresses)
+            self.store.note_timing(stage.family, float(described.get("seconds", 0.0)), total)
+
+    def _transform(self) -> Transform | None:
+        description = self.body["transform"]
+        if description is None:
+            return None
+        plugin: Preprocessing = self._build("prerequisite", description["plugin"])
+        made = self.store.read(Address.parse(description["address"]))
+        return Transform(plugin, dict(made.arrays), description["address"])
+
+    def _given(self) -> Given | None:
+        transform = self._transform()
+        if transform is None:
+            return None
+        made = {}
+        for role, item in self.body["given"].items():
+            addresses = [Address.parse(text) for text in item["addresses"]]
+            plugin: Prerequisite = self._build("prerequisite", item["plugin"])
+            made[role] = Made(plugin, item["addresses"][0], _Members(self.store, addresses))
+        return Given(transform, made)
+
+    def _prerequisite(self) -> None:
+        (member,) = self.task.stage.members
+        plugin: Prerequisite = self._build("prerequisite", self.body["prerequisite"])
+        given = self._given()
+        dataset: Dataset = self._build("dataset", self.body["dataset"])
+        data = training_data(dataset, self.task.data, holdout=self.body["holdout"])
+        context = self._context(derive("member", member))
+        arrays = plugin.make(data, given, context, member)
+        context.close()
+        self._commit(member, arrays, context)
+
+    def _coreset(self) -> None:
+        method: Method = self._build("method", self.body["method"])
+        given = self._given()
+        assert given is not None
+        dataset: Dataset = self._build("dataset", self.body["dataset"])
+        data = training_data(dataset, self.task.data, holdout=self.body["holdout"])
+        native = self.body["native"] or {}
+
+        def keep(coreset: Coreset, member: str, context: StageContext, extra: Mapping[str, Any]) -> None:
+            recipe = Recipe(
+                self.body["transform"], native.get("network"), native.get("inference"), coreset.recipe.scalars
+            )
+            meta = {
+                "coreset": {
+                    "classes": coreset.classes,
+                    "convention": coreset.convention,
+                    "recipe": asdict(recipe),
+                    "bytes": int(coreset.images.nbytes + coreset.targets.nbytes),
+                },
+                **extra,
+            }
+            arrays = {"images": coreset.images, "targets": coreset.targets, "class_ids": coreset.class_ids}
+            self._commit(member, arrays, context, meta)
+
+        def snapshot(step: int, coreset: Coreset, seconds: float) -> None:
+            keep(coreset, f"step-{step}", context, {"step": step, "seconds": round(seconds, 3)})
+
+        context = self._context(derive("distil", self.body["seed"]), snapshot)
+        coreset = method.distil(data, self.body["ipc"], given, context)
+        context.close()
+        if not np.isfinite(coreset.images).all() or not np.isfinite(coreset.targets).all():
+            raise ValueError(f"{method.name} returned a coreset with NaN or infinite values")
+        keep(coreset, FINAL, context, {})
+
+    def _predict(self) -> None:
+        stage = self.task.stage
+        coreset = read_coreset(self.store.read(Address.parse(self.body["coreset"])))
+        transform = self._transform()
+        assert transform is not None
+        inference: Inference = self._build("inference", self.body["inference"])
+        network: Network = self._build("network", self.body["network"])
+        context = self._context(derive("evaluate", self.body["seed"]))
+        predictive = self._fitted(inference, coreset, network, context)
+        context.close()
+        for split in self.body["splits"]:
+            address = Address(stage.kind, stage.key, split["member"])
+            if not self.store.has(address):
+                dataset: Dataset = self._build("dataset", split["dataset"])
+                loaded = load_split(dataset, self.task.data, split["split"])
+                begin = time.monotonic()
+                arrays = predict_split(predictive, loaded.images, loaded.labels, transform, inference.batch)
+                meta = {"split": split, "predict_seconds": round(time.monotonic() - begin, 3)}
+                self._commit(split["member"], arrays, context, meta)
+
+    def _fitted(
+        self, inference: Inference, coreset: Coreset, network: Network, context: StageContext
+    ) -> Predictive:
+        stage = self.task.stage
+        kept = Address(stage.kind, stage.key, FIT)
+        if self.store.has(kept):
+            return inference.restore(dict(self.store.read(kept).arrays), coreset, network, context)
+        predictive = inference.fit(coreset, network, context)
+        arrays = predictive.arrays()
+        if arrays is not None:
+            self._commit(FIT, arrays, context)
+        return predictive
+
+    def _score(self) -> None:
+        evaluator: Evaluator = self._build("evaluator", self.body["evaluator"])
+        given = self._given()
+        assert given is not None
+        predictions = {}
+        for item in self.body["inputs"]:
+            wanted = SplitRef(item["split"], item["dataset"] and as_ref(item["dataset"]))
+            predictions[wanted] = read_predictions(self.store.read(Address.parse(item["address"])))
+        begin = time.monotonic()
+        scores = evaluator.score(predictions, given)
+        values = {name: float(value) for name, value in scores.metrics.items()}
+        meta = {
+            "metrics": {name: value if np.isfinite(value) else str(value) for name, value in values.items()},
+            "higher_is_better": {name: evaluator.higher_is_better(name) for name in values},
+            "seconds": round(time.monotonic() - begin, 3),
+        }
+        self._commit(FINAL, scores.arrays, None, meta)
+
+
+class _Members(Mapping[str, Arrays]):
+    """The members of a prerequisite, opened when asked for, so that a hundred experts need not fit in memory."""
+
+    def __init__(self, store: Store, addresses: list[Address]) -> None:
+        self._store = store
+        self._addresses = {address.member: address for address in addresses}
+
+    def __getitem__(self, member: str) -> Arrays:
+        return self._store.read(self._addresses[member]).arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)

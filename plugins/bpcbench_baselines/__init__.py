@@ -1,0 +1,1 @@
+"""Baselines for bpcbench: coresets that are not learned by gradient descent."""

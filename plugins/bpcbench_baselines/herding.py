@@ -1,0 +1,48 @@
+"""Herding: real images whose running mean follows the mean of their class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from bpcbench.api import Context
+from bpcbench.records import Array, Coreset, Data, Given
+from bpcbench_baselines.selection import Baseline, real_images, rows_by_class
+
+
+@dataclass(frozen=True)
+class Herding(Baseline):
+    """Greedy mean matching per class in preprocessed pixel space, without replacement.
+
+    With mu the mean of a class, its t-th image is the argmin over those not yet chosen of
+    ||mu - (x + x_1 + ... + x_(t-1)) / t||; of equal ones the first. Welling, Herding dynamical weights to learn, ICML
+    2009; in this form Rebuffi et al., iCaRL, CVPR 2017. Deterministic, and a larger ipc contains a smaller one.
+    """
+
+    name: ClassVar[str] = "herding"
+    uses_seed: ClassVar[bool] = False
+
+    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+        chosen = []
+        for rows in rows_by_class(data, ipc):
+            points = given.transform.apply(data.train.images[rows]).reshape(len(rows), -1)
+            chosen.append(rows[greedy_mean(points.astype(np.float64), ipc)])
+        return real_images(data, np.concatenate(chosen), given)
+
+
+def greedy_mean(points: Array, count: int) -> Array:
+    """Return the rows, in order of choice, whose running mean follows the mean of all `points` (n, d)."""
+    mean = points.mean(0)
+    squares = np.einsum("ij,ij->i", points, points)
+    wanted = np.zeros_like(mean)
+    chosen = np.empty(count, np.int64)
+    for t in range(count):
+        # ||t mu - s - x||^2 without the term that all x share; `wanted` is t mu - s.
+        wanted += mean
+        scores = squares - 2 * (points @ wanted)
+        scores[chosen[:t]] = np.inf
+        chosen[t] = scores.argmin()
+        wanted -= points[chosen[t]]
+    return chosen

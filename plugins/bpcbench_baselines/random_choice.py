@@ -1,0 +1,26 @@
+"""Random real images: the baseline that every method has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bpcbench.api import Context
+from bpcbench.records import Coreset, Data, Given
+from bpcbench.sampling import per_class
+from bpcbench_baselines.selection import Baseline, real_images, rows_by_class
+
+
+@dataclass(frozen=True)
+class RandomChoice(Baseline):
+    """`ipc` real images of every class, drawn uniformly without replacement.
+
+    These are the images from which methods that start at real data start under the same seed; a larger ipc contains
+    the images of a smaller one.
+    """
+
+    name: ClassVar[str] = "random"
+
+    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+        rows_by_class(data, ipc)
+        return real_images(data, per_class(data.labels, ipc, ctx.seed), given)

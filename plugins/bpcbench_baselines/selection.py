@@ -1,0 +1,50 @@
+"""What the baselines share: real or averaged training images, `ipc` of every class, with hard labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from bpcbench.api import Method
+from bpcbench.records import Array, Coreset, Data, Facts, Given, Native, Ref
+
+
+@dataclass(frozen=True)
+class Baseline(Method):
+    """A method that needs no GPU and whose coreset is meant for plain training."""
+
+    gpus: ClassVar[float] = 0.0
+
+    def native(self, facts: Facts, ipc: int) -> Native:
+        return Native(Ref("network"), Ref("conv-bn"))
+
+    def skip(self, facts: Facts, ipc: int) -> str | None:
+        if not self.uses_ipc:
+            return None
+        if ipc < 1:
+            return f"{self.name} needs at least 1 image per class, got {ipc}"
+        # Counts per class are not known here, but the smallest class is never larger than the mean one.
+        mean = facts.sizes["train"] // facts.classes
+        if ipc > mean:
+            return f"{ipc} images per class asked for, but the training data have {mean} per class on average"
+        return None
+
+
+def rows_by_class(data: Data, ipc: int) -> list[Array]:
+    """Return the training rows of every class; raise ValueError where there are fewer than `ipc`."""
+    rows = [np.flatnonzero(data.labels == label) for label in range(data.facts.classes)]
+    for label, found in enumerate(rows):
+        if len(found) < ipc:
+            raise ValueError(
+                f"class {label} has {len(found)} training images, fewer than the {ipc} per class asked for"
+            )
+    return rows
+
+
+def real_images(data: Data, rows: Array, given: Given) -> Coreset:
+    """Return the coreset that consists of these training images."""
+    labels = data.labels[rows].astype(np.int64)
+    images = given.transform.apply(data.train.images[rows])
+    return Coreset(images, labels, labels.copy(), data.facts.classes)

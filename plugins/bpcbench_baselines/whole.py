@@ -1,0 +1,28 @@
+"""The whole training set as a coreset: the ceiling for coresets of real images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from bpcbench.api import Context
+from bpcbench.records import Coreset, Data, Given
+from bpcbench_baselines.selection import Baseline, real_images
+
+
+@dataclass(frozen=True)
+class Whole(Baseline):
+    """All training images with their labels; ipc and seed do not matter.
+
+    What the same network and inference reach without distillation. Inferences with a fixed number of steps may need
+    more of them here than on a small coreset.
+    """
+
+    name: ClassVar[str] = "whole"
+    uses_ipc: ClassVar[bool] = False
+    uses_seed: ClassVar[bool] = False
+
+    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+        return real_images(data, np.arange(len(data.train)), given)

@@ -1,0 +1,15 @@
+"""The hooks of bpcbench_data."""
+
+from __future__ import annotations
+
+from bpcbench import hookimpl
+from bpcbench.api import Dataset
+from bpcbench_data.digits import Digits
+
+BPCBENCH_API = 1
+
+
+@hookimpl
+def bpcbench_datasets() -> list[type[Dataset]]:
+    """Return the data sets of this distribution."""
+    return [Digits]

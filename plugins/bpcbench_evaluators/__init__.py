@@ -1,0 +1,1 @@
+"""First-party evaluators: what is said of stored predictions."""

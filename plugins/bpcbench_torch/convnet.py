@@ -1,0 +1,111 @@
+"""The convolutional network of the dataset-distillation literature, in torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+Norm = Literal["bn", "in", "gn", "nn"]
+Order = Literal["norm-first", "conv-first"]
+Init = Literal["lecun", "torch"]
+
+_TRUNCATED_STD = 0.87962566103423978
+"""Standard deviation of a unit normal truncated at two sigma: what LeCun's initialisation divides by."""
+
+
+def _norm(kind: Norm, channels: int, groups: int) -> nn.Module:
+    """Return the normalisation, with Flax's epsilons; its BatchNorm gives a new batch the weight 0.9."""
+    if kind == "bn":
+        return nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)
+    if kind == "gn":
+        return nn.GroupNorm(min(groups, channels), channels, eps=1e-6)
+    if kind == "in":
+        return nn.GroupNorm(channels, channels, eps=1e-6)
+    return nn.Identity()
+
+
+def _memory_format(kind: Norm, order: Order) -> torch.memory_format:
+    """Return the faster layout of activations, as measured on a CPU (forward and backward, 1 thread)."""
+    # channels_last takes 2-30 % less time, except for group norms right behind a convolution: up to 30 % more.
+    if order == "conv-first" and kind in ("in", "gn"):
+        return torch.contiguous_format
+    return torch.channels_last
+
+
+def initialise(layer: nn.Conv2d | nn.Linear, init: Init, generator: torch.Generator) -> None:
+    """Fill a layer in place.
+
+    `lecun`: weights are normal, truncated at two sigma, with variance 1/fan_in after truncation; biases are 0.
+    `torch`: weights and biases are uniform on ±1/sqrt(fan_in), which is torch's default, drawn in torch's order.
+    """
+    fan_in = layer.weight[0].numel()
+    if init == "lecun":
+        std = math.sqrt(1.0 / fan_in) / _TRUNCATED_STD
+        nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    else:
+        nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+        if layer.bias is not None:
+            bound = 1.0 / math.sqrt(fan_in)
+            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+class ConvNet(nn.Module):
+    """Blocks of 3x3 convolution, normalisation, ReLU and 2x2 average pooling, then a linear head.
+
+    With `norm-first` the normalisation stands in front of the convolutions 2, 3, ... (FRePo's code); with `conv-first`
+    behind every convolution (RCIG's code, and the text of the VBPC paper). Block i has width * growth**i filters.
+    28x28 images are padded to 32x32 by the first convolution. Weights come from `generator` alone. `groups` is for the
+    group norm, which has one group per channel where there are fewer channels.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        *,
+        norm: Norm,
+        width: int,
+        growth: int,
+        depth: int,
+        order: Order,
+        init: Init,
+        generator: torch.Generator,
+        groups: int = 32,
+    ) -> None:
+        super().__init__()
+        channels, rows, columns = shape
+        padding = 2 if (rows, columns) == (28, 28) else 0
+        filters = [width * growth**block for block in range(depth)]
+        inputs = [channels, *filters[:-1]]
+        self.norm_first = order == "norm-first"
+        normed = [0, *inputs[1:]] if self.norm_first else filters
+        self.norms = nn.ModuleList(_norm(norm, count, groups) if count else nn.Identity() for count in normed)
+        # skip_init: torch's own initialisation would draw from the global generator.
+        self.convs = nn.ModuleList(
+            nn.utils.skip_init(nn.Conv2d, before, after, 3, padding=1 if block else 1 + padding)
+            for block, (before, after) in enumerate(zip(inputs, filters, strict=True))
+        )
+        self.feature_size = filters[-1] * ((rows + 2 * padding) >> depth) * ((columns + 2 * padding) >> depth)
+        self.head: nn.Linear = nn.utils.skip_init(nn.Linear, self.feature_size, classes)
+        for layer in (*self.convs, self.head):
+            assert isinstance(layer, nn.Conv2d | nn.Linear)
+            initialise(layer, init, generator)
+        self.memory_format = _memory_format(norm, order)
+        self.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # missing in torch's stubs
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the flattened output of the last pooling, (n, feature_size)."""
+        x = x.contiguous(memory_format=self.memory_format)
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            x = conv(norm(x)) if self.norm_first else norm(conv(x))
+            x = F.avg_pool2d(F.relu(x), 2)
+        return x.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

@@ -1,0 +1,91 @@
+"""Plain training as inference: one network, or an ensemble of them. Torch is imported when something is fitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from bpcbench.api import Context, Inference, Network, Predictive, option
+from bpcbench.records import Arrays, Coreset, Offer
+
+
+@dataclass(frozen=True)
+class _Trained(Inference):
+    """Networks trained on the coreset with Adam; the loss follows the coreset's convention (see `loss_for`).
+
+    Running statistics of BatchNorm come from the coreset alone. With `centred` targets the probabilities are the
+    softmax, at temperature 1, of outputs fitted to one-hot minus 1/k: good for accuracy, much too flat for NLL.
+    """
+
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
+    sampled: ClassVar[bool] = False
+
+    steps: int = option(300, "Adam steps per network")
+    lr: float = option(1e-3, "learning rate")
+    batch_size: int = option(256, "images per step; a coreset that is not larger is used whole")
+    weight_decay: float = option(0.0, "L2 penalty added to the gradient")
+    cosine: bool = option(False, "let the learning rate fall to zero along a half cosine")
+
+    def seeds(self, seed: int) -> list[int]:
+        """Return the seed of every network."""
+        return [seed]
+
+    def accepts(self, offer: Offer) -> str | None:
+        if offer.network.framework != "torch":
+            return f"{self.name} trains torch networks, and {offer.network.name} is a {offer.network.framework} one"
+        return None
+
+    def fit(self, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+        from bpcbench_torch.predictive import NetworkPredictive
+        from bpcbench_torch.training import Schedule, train
+
+        schedule = Schedule(self.steps, self.lr, self.batch_size, self.weight_decay, self.cosine)
+        models = []
+        seeds = self.seeds(ctx.seed)
+        for index, seed in enumerate(seeds):
+            model = network.build(coreset.images.shape[1:], coreset.classes, seed).to(ctx.device)
+            what = f"network {index + 1} of {len(seeds)}" if self.sampled else "network"
+            train(model, coreset, schedule, ctx, seed=seed, what=what)
+            models.append(model)
+        return NetworkPredictive(models, sampled=self.sampled, device=ctx.device)
+
+    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+        from bpcbench_torch.predictive import NetworkPredictive, load_arrays
+
+        models = []
+        for index, seed in enumerate(self.seeds(ctx.seed)):
+            model = network.build(coreset.images.shape[1:], coreset.classes, seed)
+            load_arrays(model, arrays, index)
+            models.append(model)
+        return NetworkPredictive(models, sampled=self.sampled, device=ctx.device)
+
+
+@dataclass(frozen=True)
+class NetworkInference(_Trained):
+    """One network trained on the coreset: p(y|x) = softmax(f(x))."""
+
+    name: ClassVar[str] = "network"
+
+
+@dataclass(frozen=True)
+class Ensemble(_Trained):
+    """Deep ensemble (Lakshminarayanan et al., 2017): p(y|x) = mean over members of softmax(f_m(x)).
+
+    Members differ in their initial weights and, for coresets larger than a batch, in the order of the batches.
+    """
+
+    name: ClassVar[str] = "ensemble"
+    sampled: ClassVar[bool] = True
+
+    members: int = option(5, "number of networks")
+
+    def accepts(self, offer: Offer) -> str | None:
+        if self.members < 1:
+            return f"{self.name} needs at least 1 member, got {self.members}"
+        return super().accepts(offer)
+
+    def seeds(self, seed: int) -> list[int]:
+        states = [np.random.SeedSequence([seed, index]).generate_state(1, np.uint64) for index in range(self.members)]
+        return [int(state[0]) >> 1 for state in states]

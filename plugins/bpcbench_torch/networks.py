@@ -1,0 +1,112 @@
+"""The ConvNet family as network plugins, one per normalisation. Torch is imported when a network is built."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from bpcbench.api import Network, option
+from bpcbench.records import Facts
+
+if TYPE_CHECKING:
+    from bpcbench_torch.convnet import ConvNet
+
+_GROUPS = 32
+"""Flax's default for group norm, which FRePo and RCIG use."""
+_SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class ConvNetwork(Network):
+    """Convolution, normalisation, ReLU and average pooling, repeated `depth` times, then a linear layer.
+
+    The network of FRePo (Zhou, Nezhadarya & Ba, 2022), RCIG (Loo et al., 2023) and VBPC (Kim et al., 2025).
+    """
+
+    framework: ClassVar[str] = "torch"
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
+    norm: ClassVar[Literal["bn", "in", "gn", "nn"]]
+
+    width: int = option(128, "filters of the first convolution")
+    growth: Literal[1, 2] = option(2, "factor by which the filters grow from block to block")
+    init: Literal["lecun", "torch"] = option("lecun", "initialisation: LeCun's truncated normal, or torch's default")
+    order: Literal["norm-first", "conv-first"] = option(
+        "norm-first", "norm in front of convolutions 2, 3, ... (FRePo's code) or behind every one (RCIG's)"
+    )
+    depth: int | None = option(None, "number of blocks; by resolution if not given: 2 at 8 px, 3 at 32, 4 at 64")
+
+    def blocks(self, shape: tuple[int, int, int]) -> int:
+        """Return the depth for images of this shape: the one asked for, or as many blocks as leave about 4x4 pixels.
+
+        That is 3 at 28 and 32 px, 4 at 64, 5 at 128; never fewer than 2.
+        """
+        return self.depth if self.depth is not None else max(2, round(math.log2(min(shape[1:]))) - 2)
+
+    def skip(self, facts: Facts) -> str | None:
+        depth = self.blocks(facts.shape)
+        if self.width < 1 or depth < 1:
+            return f"{self.name} needs a width and a depth of at least 1, got {self.width} and {depth}"
+        rows, columns = facts.shape[1:]
+        padded = 32 if (rows, columns) == (28, 28) else min(rows, columns)
+        if padded >> depth == 0:
+            return f"{rows}x{columns} images are too small for the {depth} poolings of {self.name}"
+        return None
+
+    def build(self, shape: tuple[int, int, int], classes: int, seed: int) -> ConvNet:
+        """Return a ConvNet on the CPU, in training mode; its weights are a function of `seed` and the options."""
+        import torch
+
+        from bpcbench_torch.convnet import ConvNet
+
+        return ConvNet(
+            shape,
+            classes,
+            norm=self.norm,
+            width=self.width,
+            growth=self.growth,
+            depth=self.blocks(shape),
+            order=self.order,
+            init=self.init,
+            generator=torch.Generator().manual_seed(seed % _SEEDS),
+            groups=_GROUPS,
+        )
+
+
+@dataclass(frozen=True)
+class ConvBN(ConvNetwork):
+    """ConvNet with BatchNorm; a new batch has the weight 0.9 in the running statistics, as in FRePo's code."""
+
+    name: ClassVar[str] = "conv-bn"
+    norm: ClassVar[Literal["bn"]] = "bn"
+
+
+@dataclass(frozen=True)
+class ConvIN(ConvNetwork):
+    """ConvNet with instance norm, that is group norm with one channel per group, with scale and shift."""
+
+    name: ClassVar[str] = "conv-in"
+    norm: ClassVar[Literal["in"]] = "in"
+
+
+@dataclass(frozen=True)
+class ConvGN(ConvNetwork):
+    """ConvNet with group norm of 32 groups, or one per channel where there are fewer channels."""
+
+    name: ClassVar[str] = "conv-gn"
+    norm: ClassVar[Literal["gn"]] = "gn"
+
+    def skip(self, facts: Facts) -> str | None:
+        filters = [self.width * self.growth**block for block in range(self.blocks(facts.shape))]
+        for channels in filters[:-1] if self.order == "norm-first" else filters:
+            if channels > _GROUPS and channels % _GROUPS:
+                return f"{channels} channels cannot be divided into the {_GROUPS} groups of {self.name}"
+        return super().skip(facts)
+
+
+@dataclass(frozen=True)
+class ConvNN(ConvNetwork):
+    """ConvNet without normalisation."""
+
+    name: ClassVar[str] = "conv-nn"
+    norm: ClassVar[Literal["nn"]] = "nn"

@@ -1,0 +1,29 @@
+"""The hooks of bpcbench_torch."""
+
+from __future__ import annotations
+
+from bpcbench import hookimpl
+from bpcbench.api import Inference, Network, Prerequisite
+from bpcbench_torch.inferences import Ensemble, NetworkInference
+from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
+from bpcbench_torch.preprocessing import Standardize
+
+BPCBENCH_API = 1
+
+
+@hookimpl
+def bpcbench_networks() -> list[type[Network]]:
+    """Return the networks of this distribution."""
+    return [ConvBN, ConvIN, ConvGN, ConvNN]
+
+
+@hookimpl
+def bpcbench_prerequisites() -> list[type[Prerequisite]]:
+    """Return the preprocessings of this distribution."""
+    return [Standardize]
+
+
+@hookimpl
+def bpcbench_inferences() -> list[type[Inference]]:
+    """Return the inferences of this distribution."""
+    return [NetworkInference, Ensemble]

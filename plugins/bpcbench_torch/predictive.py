@@ -1,0 +1,52 @@
+"""The predictive of one or several trained torch networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from bpcbench.api import Predictive
+from bpcbench.records import Array, Arrays
+
+_CHUNK = 250
+"""How many images go through a network at a time: bounds the memory of wide networks."""
+
+
+class NetworkPredictive(Predictive):
+    """log softmax(f(x)) of trained networks in evaluation mode, computed in float32.
+
+    `sampled` says whether there is a member axis, (members, n, k), or one network, (n, k).
+    """
+
+    def __init__(self, models: Sequence[nn.Module], *, sampled: bool, device: str) -> None:
+        self.models = [model.to(device).eval() for model in models]
+        self.sampled = sampled
+        self.device = device
+
+    @torch.inference_mode()
+    def log_probs(self, images: Array) -> Array:
+        parts = torch.tensor(images, dtype=torch.float32).split(_CHUNK)
+        members = np.stack([self._member(model, parts) for model in self.models])
+        return members if self.sampled else members[0]
+
+    def _member(self, model: nn.Module, parts: Sequence[torch.Tensor]) -> Array:
+        rows = [model(part.to(self.device)).float().log_softmax(1) for part in parts]
+        return torch.cat(rows).cpu().numpy()
+
+    def arrays(self) -> Arrays:
+        """Return all parameters and buffers, named `MEMBER.NAME`."""
+        return {
+            f"{index}.{name}": value.detach().cpu().contiguous().numpy().copy()
+            for index, model in enumerate(self.models)
+            for name, value in model.state_dict().items()
+        }
+
+
+def load_arrays(model: nn.Module, arrays: Arrays, member: int) -> None:
+    """Set a network's parameters and buffers to those of one member of `NetworkPredictive.arrays()`."""
+    prefix = f"{member}."
+    kept = {name[len(prefix) :]: torch.tensor(array) for name, array in arrays.items() if name.startswith(prefix)}
+    model.load_state_dict(kept)

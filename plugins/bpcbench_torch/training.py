@@ -1,0 +1,104 @@
+"""Training one torch network on a coreset."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from bpcbench.api import Context
+from bpcbench.records import Convention, Coreset
+
+_AUTOCAST = {"float32": None, "bf16": torch.bfloat16}
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How to train: Adam, the whole coreset at every step or, if it is larger than `batch_size`, shuffled batches."""
+
+    steps: int
+    lr: float
+    batch_size: int
+    weight_decay: float = 0.0
+    cosine: bool = False
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step: constant, or falling to zero along a half cosine."""
+        return self.lr * (0.5 + 0.5 * math.cos(math.pi * step / self.steps)) if self.cosine else self.lr
+
+
+def loss_for(convention: Convention, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss that fits a coreset's targets, averaged over rows.
+
+    `class`: -log softmax(f)_y. `probabilities`: -sum_j y_j log softmax(f)_j. `centred`: 0.5 * ||f - y||^2; the outputs
+    then estimate one-hot minus 1/k, and their softmax, though it ranks the classes, is far too flat as a probability.
+    """
+    if convention == "centred":
+        return 0.5 * (outputs - targets).square().sum(1).mean()
+    return F.cross_entropy(outputs, targets)
+
+
+def train(model: nn.Module, coreset: Coreset, schedule: Schedule, ctx: Context, *, seed: int, what: str = "") -> None:
+    """Train `model`, which lies on `ctx.device`, in place, and leave it ready for predictions, in evaluation mode.
+
+    Precision `bf16` runs forward passes under autocast; parameters stay float32.
+    """
+    if ctx.precision not in _AUTOCAST:
+        raise ValueError(f"torch inferences compute in {' or '.join(_AUTOCAST)}, not in {ctx.precision!r}")
+    images = torch.tensor(coreset.images, device=ctx.device)
+    targets = torch.tensor(coreset.targets, device=ctx.device)
+    targets = targets.long() if coreset.convention == "class" else targets.float()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.arange(len(images))
+    batches = max(1, len(images) // schedule.batch_size)
+    optimizer = torch.optim.Adam(model.parameters(), schedule.lr, weight_decay=schedule.weight_decay)
+    state = {"model": model, "optimizer": optimizer, "generator": generator, "order": order}
+    model.train()
+    for step in ctx.steps(schedule.steps, state=state, what=what):
+        x, y = images, targets
+        if len(images) > schedule.batch_size:
+            if step % batches == 0:
+                order.copy_(torch.randperm(len(order), generator=generator))
+            start = step % batches * schedule.batch_size
+            rows = order[start : start + schedule.batch_size].to(ctx.device)
+            x, y = images[rows], targets[rows]
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.rate(step)
+        with torch.autocast(images.device.type, _AUTOCAST[ctx.precision], enabled=ctx.precision != "float32"):
+            outputs = model(x)
+        loss = loss_for(coreset.convention, outputs.float(), y)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        ctx.log(loss=loss.detach())
+    settle_statistics(model, images, schedule.batch_size, generator)
+    model.eval()
+
+
+@torch.no_grad()
+def settle_statistics(model: nn.Module, images: Tensor, batch_size: int, generator: torch.Generator) -> None:
+    """Set the running statistics of every BatchNorm to those of `images`, in one pass in training mode.
+
+    Predictions in evaluation mode then depend on these images alone, never on the test batch. Larger sets go through
+    in shuffled batches of near equal size, whose statistics are averaged.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # torch: a cumulative average
+    model.train()
+    parts = [torch.arange(len(images))]
+    if len(images) > batch_size:
+        # Shuffled, for batches of one class each would miss the variance between classes.
+        parts = list(torch.randperm(len(images), generator=generator).tensor_split(-(-len(images) // batch_size)))
+    for rows in parts:
+        model(images[rows.to(images.device)])
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
