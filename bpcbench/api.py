@@ -103,6 +103,7 @@ class Context(Protocol):
         """
 
 
+@dataclasses.dataclass(frozen=True)
 class Plugin:
     """Base of all plugin classes. Subclasses are frozen dataclasses; their fields are the options."""
 
@@ -203,7 +204,7 @@ class Network(Plugin, abc.ABC):
         """Return a freshly initialised network: a function of these arguments and the options."""
 
 
-class Predictive(abc.ABC):
+class Predictive(abc.ABC):  # noqa: B024 - either of two methods must be defined
     """A fitted posterior predictive."""
 
     def log_probs(self, images: Array) -> Array:

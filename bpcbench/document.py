@@ -95,7 +95,7 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
         try:
-            return self.constructor.construct_object(node)  # type: ignore[no-untyped-call]
+            return self.constructor.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
             reason = getattr(error, "problem", None) or str(error)
             self._mistake(path, f"not allowed here: {reason}", node)
@@ -155,7 +155,7 @@ def merge(below: Document, above: Document) -> Document:
 
 def _merge(below: Any, above: Any, path: KeyPath, places: dict[KeyPath, Place]) -> Any:
     if isinstance(below, list) and isinstance(above, Mapping) and all(isinstance(item, str) for item in below):
-        below = {item: None for item in below}
+        below = dict.fromkeys(below)
     if below is None and isinstance(above, Mapping):
         below = {}
     if isinstance(below, Mapping) and isinstance(above, Mapping):

@@ -72,7 +72,7 @@ def _git(root: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _package_hash(package: str) -> str:
     module = sys.modules.get(package)
     file = getattr(module, "__file__", None)

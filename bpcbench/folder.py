@@ -104,7 +104,7 @@ def publish(source: Path, target: Path) -> bool:
     """Rename a finished folder into place; the first one wins. Return False if another was there already."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.rename(source, target)
+        source.rename(target)
     except OSError:
         if not target.exists():
             raise

@@ -36,7 +36,7 @@ class OptionError(UserError):
 
 
 @functools.cache
-def type_hints(cls: type[Plugin]) -> Mapping[str, Any]:
+def type_hints(cls: type[Any]) -> Mapping[str, Any]:
     """Return the resolved types of a plugin's options."""
     return typing.get_type_hints(cls)
 
@@ -85,7 +85,7 @@ def as_ref(value: Any) -> Ref:
 def _cast_all(
     registry: Registry, registered: Registered, options: Mapping[str, Any], problems: list[Problem]
 ) -> Iterator[tuple[str, Any]]:
-    fields = {field.name: field for field in dataclasses.fields(registered.cls)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(registered.cls)}
     for name in options:
         if name not in fields:
             problems.append(Problem((str(name),), unknown(f"option of {registered.cls.name}", name, fields)))
@@ -147,7 +147,7 @@ def identity(registry: Registry, plugin: Plugin, *, name: str | None = None) -> 
     kind = kind_of(plugin)
     registered = registry.get(kind, name or plugin.name)
     options: dict[str, Any] = {}
-    for field in dataclasses.fields(plugin):  # type: ignore[arg-type]
+    for field in dataclasses.fields(plugin):
         value = getattr(plugin, field.name)
         if not field.metadata.get("key", True):
             continue
@@ -160,7 +160,7 @@ def identity(registry: Registry, plugin: Plugin, *, name: str | None = None) -> 
 def describe(plugin: Plugin) -> dict[str, Any]:
     """Return `{plugin: name, option: value, ...}` with every option, from which `as_ref` and `build` make it again."""
     result: dict[str, Any] = {"plugin": plugin.name}
-    for field in dataclasses.fields(plugin):  # type: ignore[arg-type]
+    for field in dataclasses.fields(plugin):
         value = getattr(plugin, field.name)
         result[field.name] = describe(value) if isinstance(value, Plugin) else _plain(value)
     return result
@@ -184,7 +184,7 @@ def _plain(value: Any) -> Any:
 def plugins_within(plugin: Plugin) -> Iterator[Plugin]:
     """Yield the plugin and every plugin its options refer to."""
     yield plugin
-    for field in dataclasses.fields(plugin):  # type: ignore[arg-type]
+    for field in dataclasses.fields(plugin):
         value = getattr(plugin, field.name)
         if isinstance(value, Plugin):
             yield from plugins_within(value)
@@ -194,7 +194,7 @@ def documentation(cls: type[Plugin]) -> list[tuple[str, str, str, str]]:
     """Return (name, type, default, help) of every option of a plugin class."""
     hints = type_hints(cls)
     rows = []
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):
         default = _default(field)
         kind = field.metadata.get("refers")
         shown = f"{default.plugin} {dict(default.options) or ''}".strip() if isinstance(default, Ref) else repr(default)

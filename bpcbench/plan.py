@@ -16,7 +16,7 @@ from bpcbench import metrics
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Plugin, Prerequisite
 from bpcbench.engine import Stage
 from bpcbench.environment import source_hash
-from bpcbench.errors import Mistake, Mistakes, MissingData, UserError
+from bpcbench.errors import MissingData, Mistake, Mistakes, UserError
 from bpcbench.keys import SCHEME, Address, digest
 from bpcbench.options import build, describe, identity, plugins_within
 from bpcbench.plugins import Registry
@@ -96,7 +96,9 @@ def make(
         except MissingData as error:
             missing[label] = str(error)
     if missing and not skip_missing:
-        mistakes = [Mistake(f"datasets.{label}", f"{text} (or run with --skip-missing)") for label, text in missing.items()]
+        mistakes = [
+            Mistake(f"datasets.{label}", f"{text} (or run with --skip-missing)") for label, text in missing.items()
+        ]
         raise Mistakes(suite.name, mistakes)
     cells = tuple(planner.cells(missing))
     if not any(not cell.skipped for cell in cells):
@@ -230,9 +232,7 @@ class _Planner:
             known = self.stages[stage.id] = replace(known, members=known.members + extra, body=body)
         return known
 
-    def _prerequisite(
-        self, source: _Source, need: Need, plugin: Prerequisite, transform: Stage | None
-    ) -> list[Stage]:
+    def _prerequisite(self, source: _Source, need: Need, plugin: Prerequisite, transform: Stage | None) -> list[Stage]:
         given, needs = self._given(source, plugin.prerequisites(source.facts), transform)
         payload = {
             "scheme": SCHEME,
@@ -333,7 +333,9 @@ class _Planner:
         seed: int,
         label: str,
     ) -> tuple[str, Mapping[str, list[dict[str, Any]]]]:
-        splits = {name: self._once(self._splits, source, evaluator) for name, evaluator in self.suite.evaluators.items()}
+        splits = {
+            name: self._once(self._splits, source, evaluator) for name, evaluator in self.suite.evaluators.items()
+        }
         union = {split["member"]: split for group in splits.values() for split in group}
         payload = {
             "scheme": SCHEME,
@@ -438,9 +440,7 @@ class _Planner:
         return {"dataset": self._describe(source.dataset), "holdout": self.holdout}
 
 
-def _demand(
-    planner: _Planner, cells: Iterable[Cell], store: Store | None, recompute: set[str]
-) -> Iterable[Planned]:
+def _demand(planner: _Planner, cells: Iterable[Cell], store: Store | None, recompute: set[str]) -> Iterable[Planned]:
     """Yield the stages that are asked for, inputs first, with their status."""
     timings = store.timings() if store else {}
     wanted = [f"score:{address.key}" for cell in cells for address in cell.scores.values()]

@@ -143,7 +143,7 @@ def registry() -> Registry:
 
 
 def _entry_points() -> list[tuple[str, str, importlib.metadata.EntryPoint]]:
-    found = {}
+    found: dict[tuple[str, str], tuple[str, str, importlib.metadata.EntryPoint]] = {}
     for distribution in importlib.metadata.distributions():
         for entry in distribution.entry_points:
             if entry.group == GROUP:

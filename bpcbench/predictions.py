@@ -25,8 +25,10 @@ def predict_split(
         found |= {EXTRA + name: np.asarray(value, np.float32) for name, value in predicted.extras.items()}
         for name, value in found.items():
             parts.setdefault(name, []).append(value)
-    arrays = {name: np.concatenate(values, axis=-1 if name == "member_log_likelihood" else 0)
-              for name, values in parts.items()}
+    arrays = {
+        name: np.concatenate(values, axis=-1 if name == "member_log_likelihood" else 0)
+        for name, values in parts.items()
+    }
     if labels is not None:
         arrays["labels"] = np.asarray(labels, np.int64)
     return arrays

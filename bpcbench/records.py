@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from bpcbench.api import Network, Prerequisite, Preprocessing
+    from bpcbench.api import Network, Preprocessing, Prerequisite
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pdb
+import pdb  # noqa: T100 - `--pdb` is a feature
 import signal
 import threading
 import traceback
 import types
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bpcbench.api import Engine
 from bpcbench.context import StageContext
@@ -169,10 +169,10 @@ def choose_engine(engine: Engine | None, *, jobs: int | None = None, inline: boo
     """Return the suite's engine with the command line's wishes."""
     if inline:
         return Inline()
-    chosen = engine or Local()
-    if jobs is not None and "jobs" in getattr(chosen, "__dataclass_fields__", {}):
-        chosen = replace(chosen, jobs=jobs)  # type: ignore[type-var]
-    return chosen
+    chosen: Any = engine or Local()
+    if jobs is not None and "jobs" in {field.name for field in fields(chosen)}:
+        chosen = replace(chosen, jobs=jobs)
+    return cast(Engine, chosen)
 
 
 @contextlib.contextmanager

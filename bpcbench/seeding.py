@@ -17,6 +17,6 @@ def derive(axis: str, index: int | str) -> int:
 def seed_globals(seed: int) -> None:
     """Seed the global generators of Python, NumPy and, if loaded, torch."""
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - third-party code may draw from the legacy generator
+    np.random.seed(seed)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(seed)

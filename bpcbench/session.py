@@ -17,20 +17,28 @@ if TYPE_CHECKING:
     from bpcbench.report import Row
     from bpcbench.runner import Result
     from bpcbench.store import Store
+    from bpcbench.suite import Suite
 
 DEFAULT_OUT = "results"
 
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A suite that has been read, its plan, and the store it belongs to (None if that does not exist yet)."""
+    """A suite that has been read, its plan, and the store it belongs to, which may not exist yet."""
 
     registry: Registry
     plan: Plan
-    store: Store | None
     out: Path
     data: Path
-    name: str
+    notes: tuple[str, ...] = ()
+    """What planning found out about the store, such as damaged members."""
+
+    @property
+    def store(self) -> Store | None:
+        """The store as it is on disk now, or None."""
+        from bpcbench.store import Store
+
+        return Store.open(self.out, create=False) if (self.out / "store.json").exists() else None
 
 
 def prepare(
@@ -44,16 +52,48 @@ def prepare(
     recompute: Iterable[str] = (),
 ) -> Session:
     """Read, validate and plan a suite. Nothing is written; everything that is wrong is raised at once."""
-    from bpcbench.environment import data_root
-    from bpcbench.errors import UserError, unknown
-    from bpcbench.plan import make
-    from bpcbench.plugins import KINDS, registry
-    from bpcbench.store import Store, check_writable
+    from bpcbench.plugins import registry
     from bpcbench.suite import load
 
     found = registry()
     extra = [f"device={device}"] if device else []
     loaded = load(found, suite, [*overrides, *extra])
+    return _planned(found, loaded, out, data, skip_missing=skip_missing, recompute=recompute)
+
+
+def remembered(out: str | Path = DEFAULT_OUT, data: str | None = None, name: str | None = None) -> list[Session]:
+    """Return the suites that were run into a store, as they were then, the latest first."""
+    import json
+
+    from bpcbench.document import Document
+    from bpcbench.plugins import registry
+    from bpcbench.validation import validate
+
+    found = registry()
+    files = sorted((Path(out) / "suites").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    sessions = []
+    for file in files:
+        values = json.loads(file.read_text())
+        if name in (None, values.get("name")):
+            sessions.append(_planned(found, validate(found, Document(values)), out, data, skip_missing=True))
+    return sessions
+
+
+def _planned(
+    found: Registry,
+    suite: Suite,
+    out: str | Path,
+    data: str | None,
+    *,
+    skip_missing: bool,
+    recompute: Iterable[str] = (),
+) -> Session:
+    from bpcbench.environment import data_root
+    from bpcbench.errors import UserError, unknown
+    from bpcbench.plan import make
+    from bpcbench.plugins import KINDS
+    from bpcbench.store import Store, check_writable
+
     names = {name for kind in KINDS for name in found.names(kind)}
     for name in recompute:
         if name not in names:
@@ -62,8 +102,22 @@ def prepare(
     check_writable(root)
     store = Store.open(root, create=False) if (root / "store.json").exists() else None
     where = data_root(data)
-    plan = make(found, loaded, store, where, skip_missing=skip_missing, recompute=recompute)
-    return Session(found, plan, store, root, where, suite)
+    plan = make(found, suite, store, where, skip_missing=skip_missing, recompute=recompute)
+    return Session(found, plan, root, where, tuple(store.messages) if store else ())
+
+
+def _remember(session: Session, store: Store) -> None:
+    """Keep the suite beside its results, so that `sync` and `ui` know what was run here."""
+    import json
+
+    from bpcbench.keys import digest
+
+    values = {**session.plan.suite.source, "name": session.plan.suite.name}
+    values.pop("extends", None)
+    folder = store.root / "suites"
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{session.plan.suite.name}-{digest(values)[:8]}.json"
+    file.write_text(json.dumps(values, indent=1) + "\n")
 
 
 def run(
@@ -87,17 +141,34 @@ def run(
     `suite` is a shipped suite's name or a file; `overrides` are `key=value` texts; `out` is the store; `jobs` the
     stages at a time; `inline` runs everything in this process; `debug` also opens pdb at the first error.
     """
+    session = prepare(
+        suite, overrides, out=out, data=data, device=device, skip_missing=skip_missing, recompute=recompute
+    )
+    return execute(
+        session, jobs=jobs, inline=inline, debug=debug, recompute=bool(recompute), track=track, quiet=quiet, say=say
+    )
+
+
+def execute(
+    session: Session,
+    *,
+    jobs: int | None = None,
+    inline: bool = False,
+    debug: bool = False,
+    recompute: bool = False,
+    track: bool = True,
+    quiet: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Result:
+    """Run what a session's plan says is to do; with `recompute`, results that are made anew are removed first."""
     from bpcbench.progress import Progress
     from bpcbench.runner import Runner, choose_engine
     from bpcbench.store import Store
 
-    session = prepare(
-        suite, overrides, out=out, data=data, device=device, skip_missing=skip_missing, recompute=recompute
-    )
     store = session.store or Store.open(session.out)
-    for message in store.messages:
-        (say or _to_stderr)(f"note: {message}")
-    store.messages.clear()
+    _remember(session, store)
+    for note in session.notes:
+        (say or _to_stderr)(f"note: {note}")
     to_do = session.plan.to_do()
     for planned in to_do if recompute else ():
         for address in planned.stage.addresses:
@@ -131,12 +202,15 @@ def plan(suite: str, overrides: Sequence[str] = (), *, out: str | Path = DEFAULT
     return prepare(suite, overrides, out=out, data=data, skip_missing=True).plan
 
 
-def rows(suite: str, overrides: Sequence[str] = (), *, out: str | Path = DEFAULT_OUT, data: str | None = None) -> list[Row]:
+def rows(
+    suite: str, overrides: Sequence[str] = (), *, out: str | Path = DEFAULT_OUT, data: str | None = None
+) -> list[Row]:
     """Return every number that the store has for a suite."""
     from bpcbench.collect import collect
 
     session = prepare(suite, overrides, out=out, data=data, skip_missing=True)
-    return collect(session.plan, session.store) if session.store else []
+    store = session.store
+    return collect(session.plan, store) if store else []
 
 
 def results(

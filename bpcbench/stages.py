@@ -15,8 +15,8 @@ import numpy as np
 from bpcbench import environment
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing, Prerequisite
 from bpcbench.context import StageContext
-from bpcbench.engine import Outcome, Stage, Task
 from bpcbench.coresets import read_coreset
+from bpcbench.engine import Outcome, Stage, Task
 from bpcbench.errors import BpcbenchError, Stopped
 from bpcbench.folder import size
 from bpcbench.keys import Address
@@ -232,9 +232,7 @@ class _Run:
                 meta = {"split": split, "predict_seconds": round(time.monotonic() - begin, 3)}
                 self._commit(split["member"], arrays, context, meta)
 
-    def _fitted(
-        self, inference: Inference, coreset: Coreset, network: Network, context: StageContext
-    ) -> Predictive:
+    def _fitted(self, inference: Inference, coreset: Coreset, network: Network, context: StageContext) -> Predictive:
         stage = self.task.stage
         kept = Address(stage.kind, stage.key, FIT)
         if self.store.has(kept):

@@ -79,7 +79,7 @@ def t_interval(values: Sequence[float], level: float = _LEVEL) -> tuple[float, f
     std = _std(values)
     if std is None:
         return None
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
+    from scipy.special import stdtrit
 
     half = float(stdtrit(len(values) - 1, (1.0 + level) / 2.0)) * std / math.sqrt(len(values))
     mean = _mean(values)

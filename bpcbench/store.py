@@ -1,12 +1,12 @@
 """The store: content-addressed folders that are committed atomically, checked, and never changed afterwards.
 
-    STORE/store.json                         schema version
-    STORE/stages/KIND/KEY/MEMBER/stage.json  what was made, from what, how long it took, checksums
-                                arrays.safetensors, further files
-    STORE/scratch/...                        checkpoints and events of attempts that are under way
-    STORE/damaged/...                        what failed its checksum, set aside
-    STORE/verified.jsonl                     which files were verified in full, by identity; only a cache
-    STORE/timings.jsonl                      seconds and bytes of past stages, for estimates; only a cache
+STORE/store.json                         schema version
+STORE/stages/KIND/KEY/MEMBER/stage.json  what was made, from what, how long it took, checksums
+                            arrays.safetensors, further files
+STORE/scratch/...                        checkpoints and events of attempts that are under way
+STORE/damaged/...                        what failed its checksum, set aside
+STORE/verified.jsonl                     which files were verified in full, by identity; only a cache
+STORE/timings.jsonl                      seconds and bytes of past stages, for estimates; only a cache
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Store:
                 (root / "stages").mkdir(parents=True, exist_ok=True)
                 temporary = root / f".store-{uuid.uuid4().hex}"
                 temporary.write_text(json.dumps({"schema": SCHEMA}) + "\n")
-                os.replace(temporary, marker)
+                temporary.replace(marker)
             except OSError as error:
                 raise StoreError(f"{root}: a store cannot be created: {error}") from None
         return cls(root)
@@ -134,7 +134,7 @@ class Store:
         target = self.root / "damaged" / f"{address.kind}-{address.key}-{address.folder}-{uuid.uuid4().hex[:8]}"
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            os.rename(self.path(address), target)
+            self.path(address).rename(target)
         self.messages.append(f"damaged: {address}: {problem}; set aside in {target}")
 
     def read(self, address: Address) -> Artefact:
@@ -168,8 +168,11 @@ class Store:
         }
         try:
             folder.write(temporary, STAGE, body, arrays, files or {})
-            identity = [n for file in sorted([*(files or {}), *([folder.ARRAYS] if arrays else [])])
-                        for n in _identity(temporary / file)]
+            identity = [
+                n
+                for file in sorted([*(files or {}), *([folder.ARRAYS] if arrays else [])])
+                for n in _identity(temporary / file)
+            ]
             won = folder.publish(temporary, self.path(address))
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -231,7 +234,7 @@ class Store:
         self._meta.pop(address, None)
         # Renamed first, so that a reader never sees half a member.
         doomed = folder.temporary(self.root / "scratch" / "removed")
-        os.rename(path, doomed)
+        path.rename(doomed)
         shutil.rmtree(doomed)
         with contextlib.suppress(OSError):
             path.parent.rmdir()

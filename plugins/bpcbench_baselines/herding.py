@@ -25,6 +25,7 @@ class Herding(Baseline):
     uses_seed: ClassVar[bool] = False
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+        """Return the chosen images, in the order of choice within each class."""
         chosen = []
         for rows in rows_by_class(data, ipc):
             points = given.transform.apply(data.train.images[rows]).reshape(len(rows), -1)

@@ -26,6 +26,7 @@ class KMeans(Baseline):
     iterations: int = option(100, "most iterations of Lloyd's algorithm per class")
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+        """Return the centres, ordered by class."""
         centres = []
         for label, rows in enumerate(rows_by_class(data, ipc)):
             points = given.transform.apply(data.train.images[rows]).reshape(len(rows), -1)
@@ -36,7 +37,7 @@ class KMeans(Baseline):
         return Coreset(images, labels, labels.copy(), data.facts.classes)
 
     def _centres(self, points: Array, count: int, seed: int) -> Array:
-        import sklearn.cluster  # type: ignore[import-untyped]
+        import sklearn.cluster
 
         # tol=0: scikit-learn would otherwise end before the fixed point, at a distance that depends on the scale.
         fitted = sklearn.cluster.KMeans(

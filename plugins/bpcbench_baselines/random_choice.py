@@ -22,5 +22,6 @@ class RandomChoice(Baseline):
     name: ClassVar[str] = "random"
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+        """Return the drawn images, ordered by class."""
         rows_by_class(data, ipc)
         return real_images(data, per_class(data.labels, ipc, ctx.seed), given)

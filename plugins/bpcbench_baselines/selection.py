@@ -18,9 +18,11 @@ class Baseline(Method):
     gpus: ClassVar[float] = 0.0
 
     def native(self, facts: Facts, ipc: int) -> Native:
+        """Return one ConvNet with BatchNorm, trained on the coreset."""
         return Native(Ref("network"), Ref("conv-bn"))
 
     def skip(self, facts: Facts, ipc: int) -> str | None:
+        """Return a reason if some class must have fewer than `ipc` images."""
         if not self.uses_ipc:
             return None
         if ipc < 1:

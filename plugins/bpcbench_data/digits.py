@@ -33,13 +33,16 @@ class Digits(Dataset):
     )
 
     def facts(self, root: Path) -> Facts:
+        """Return the facts, which are fixed; MissingData without scikit-learn's file."""
         _file()
         return Facts(shape=(1, 8, 8), classes=10, sizes=_SIZES, class_names=tuple("0123456789"))
 
     def fingerprint(self, root: Path, split: str) -> str:
+        """Return the SHA-256 of the split's images and labels."""
         return _fingerprint(_known(split))
 
     def load(self, root: Path, split: str) -> Split:
+        """Return `train` or `test`, in the order of scikit-learn's file."""
         images, labels = _arrays(_known(split))
         # Copies, so that a caller who writes into them does not change what the next one gets.
         return Split(images.copy(), labels.copy())

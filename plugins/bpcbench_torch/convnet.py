@@ -108,4 +108,5 @@ class ConvNet(nn.Module):
         return x.flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of the head, (n, classes)."""
         return self.head(self.features(x))

@@ -33,11 +33,13 @@ class _Trained(Inference):
         return [seed]
 
     def accepts(self, offer: Offer) -> str | None:
+        """Return a reason for networks of another framework."""
         if offer.network.framework != "torch":
             return f"{self.name} trains torch networks, and {offer.network.name} is a {offer.network.framework} one"
         return None
 
     def fit(self, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+        """Return the predictive of freshly trained networks, each trained in a loop of its own."""
         from bpcbench_torch.predictive import NetworkPredictive
         from bpcbench_torch.training import Schedule, train
 
@@ -52,6 +54,7 @@ class _Trained(Inference):
         return NetworkPredictive(models, sampled=self.sampled, device=ctx.device)
 
     def restore(self, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+        """Return the predictive with the parameters and buffers that were kept."""
         from bpcbench_torch.predictive import NetworkPredictive, load_arrays
 
         models = []
@@ -82,10 +85,12 @@ class Ensemble(_Trained):
     members: int = option(5, "number of networks")
 
     def accepts(self, offer: Offer) -> str | None:
+        """Return a reason for an empty ensemble or networks of another framework."""
         if self.members < 1:
             return f"{self.name} needs at least 1 member, got {self.members}"
         return super().accepts(offer)
 
     def seeds(self, seed: int) -> list[int]:
+        """Return a seed per member; a larger ensemble contains the members of a smaller one."""
         states = [np.random.SeedSequence([seed, index]).generate_state(1, np.uint64) for index in range(self.members)]
         return [int(state[0]) >> 1 for state in states]

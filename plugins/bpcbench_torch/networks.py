@@ -44,6 +44,7 @@ class ConvNetwork(Network):
         return self.depth if self.depth is not None else max(2, round(math.log2(min(shape[1:]))) - 2)
 
     def skip(self, facts: Facts) -> str | None:
+        """Return a reason if pooling would leave no pixel."""
         depth = self.blocks(facts.shape)
         if self.width < 1 or depth < 1:
             return f"{self.name} needs a width and a depth of at least 1, got {self.width} and {depth}"
@@ -97,6 +98,7 @@ class ConvGN(ConvNetwork):
     norm: ClassVar[Literal["gn"]] = "gn"
 
     def skip(self, facts: Facts) -> str | None:
+        """Return a reason also if the channels of a layer cannot be grouped."""
         filters = [self.width * self.growth**block for block in range(self.blocks(facts.shape))]
         for channels in filters[:-1] if self.order == "norm-first" else filters:
             if channels > _GROUPS and channels % _GROUPS:

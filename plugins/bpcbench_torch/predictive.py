@@ -28,6 +28,7 @@ class NetworkPredictive(Predictive):
 
     @torch.inference_mode()
     def log_probs(self, images: Array) -> Array:
+        """Return log-probabilities of images in network space."""
         parts = torch.tensor(images, dtype=torch.float32).split(_CHUNK)
         members = np.stack([self._member(model, parts) for model in self.models])
         return members if self.sampled else members[0]

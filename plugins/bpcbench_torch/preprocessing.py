@@ -27,11 +27,13 @@ class Standardize(Preprocessing):
     preload: ClassVar[tuple[str, ...]] = ()
 
     def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
+        """Return `mean` and `std` per channel, float64, of pixels scaled to [0, 1]."""
         moments = [_moments(histogram) for histogram in _histograms(data.train.images)]
         mean, std = np.asarray(moments, np.float64).reshape(-1, 2).T
         return {"mean": mean.copy(), "std": np.maximum(std, _SMALLEST_STD)}
 
     def apply(self, images: Array, arrays: Arrays) -> Array:
+        """Return standardised images, rounded once from float64."""
         if images.dtype != np.uint8:
             raise ValueError(f"standardize takes raw uint8 images, got {images.dtype}")
         levels = np.arange(256) / 255
@@ -42,6 +44,7 @@ class Standardize(Preprocessing):
         return result
 
     def invert(self, images: Array, arrays: Arrays) -> Array:
+        """Return std * x + mean."""
         shape = (1, -1, 1, 1)
         scaled = images * arrays["std"].astype(np.float32).reshape(shape)
         return scaled + arrays["mean"].astype(np.float32).reshape(shape)

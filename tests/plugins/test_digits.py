@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bpcbench_data.digits import Digits
 
 from bpcbench.errors import MissingData
-from bpcbench_data import digits
-from bpcbench_data.digits import Digits
+from bpcbench.records import Array
 
 ROOT = Path("nowhere")
 FROZEN = {
@@ -25,15 +26,20 @@ PLUGIN_MODULES = [
 ]
 
 
+def labels(split: str) -> Array:
+    loaded = Digits().load(ROOT, split).labels
+    assert loaded is not None
+    return loaded
+
+
 def test_facts_match_what_is_loaded() -> None:
     facts = Digits().facts(ROOT)
     for split, size in facts.sizes.items():
         loaded = Digits().load(ROOT, split)
         assert loaded.images.shape == (size, *facts.shape)
         assert loaded.images.dtype == np.uint8
-        assert loaded.labels is not None
-        assert loaded.labels.dtype == np.int64
-        assert set(loaded.labels.tolist()) == set(range(facts.classes))
+        assert labels(split).dtype == np.int64
+        assert set(labels(split).tolist()) == set(range(facts.classes))
 
 
 def test_the_two_splits_are_scikit_learns_digits_scaled_to_bytes() -> None:
@@ -44,17 +50,16 @@ def test_the_two_splits_are_scikit_learns_digits_scaled_to_bytes() -> None:
         (tuple(round(value * 255 / 16) for value in row), int(label))
         for row, label in zip(raw.data.tolist(), raw.target, strict=True)
     )
-    splits = [Digits().load(ROOT, split) for split in ("train", "test")]
     got = sorted(
         (tuple(image.ravel().tolist()), int(label))
-        for split in splits
-        for image, label in zip(split.images, split.labels, strict=True)
+        for split in ("train", "test")
+        for image, label in zip(Digits().load(ROOT, split).images, labels(split), strict=True)
     )
     assert got == expected
 
 
 def test_the_split_is_stratified() -> None:
-    train, test = (np.bincount(Digits().load(ROOT, split).labels) for split in ("train", "test"))
+    train, test = (np.bincount(labels(split)) for split in ("train", "test"))
     shares = (train + test) * 360 / 1797
     assert np.abs(test - shares).max() < 1
     assert (train.sum(), test.sum()) == (1437, 360)
@@ -76,7 +81,7 @@ def test_an_unknown_split_is_refused_with_a_suggestion() -> None:
 
 
 def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingData, match="pip install scikit-learn"):
         Digits().facts(ROOT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from bpcbench.api import Network
-from bpcbench.records import Convention, Coreset, Facts, Offer
-from bpcbench.sampling import per_class
 from bpcbench_data.digits import Digits
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork, ConvNN
 from bpcbench_torch.training import Schedule, loss_for, settle_statistics, train
+
+from bpcbench.api import Network
+from bpcbench.records import Convention, Coreset, Facts, Offer
+from bpcbench.sampling import per_class
 
 FAMILY = [ConvBN, ConvIN, ConvGN, ConvNN]
 INFERENCES = [NetworkInference(steps=20), Ensemble(steps=20, members=2)]
@@ -145,42 +146,38 @@ def test_every_step_is_logged_without_synchronising_and_all_that_changes_is_in_t
     assert set(ctx.states[0]) == {"model", "optimizer", "generator", "order"}
 
 
-def test_a_run_cut_in_two_ends_as_one_that_was_not() -> None:
-    class Resumed(Recorder):
-        def steps(self, total: int, *, state: Any = None, snapshot: Any = None, what: str = "") -> Iterator[int]:
-            self.states.append(state)
-            if kept:
-                state["model"].load_state_dict(kept["model"])
-                state["optimizer"].load_state_dict(kept["optimizer"])
-                state["generator"].set_state(kept["generator"])
-                state["order"].copy_(kept["order"])
-            yield from range(6 if kept else 0, total)
+class Interrupted(Recorder):
+    """Notes the state in front of step 6, or goes on from a state that was noted there."""
 
-    schedule = Schedule(steps=10, lr=1e-2, batch_size=8, cosine=True)
-    images, _ = digits("test")
-    kept: dict[str, Any] = {}
+    def __init__(self, noted: dict[str, Any]) -> None:
+        super().__init__()
+        self.noted = noted
+
+    def steps(self, total: int, *, state: Any = None, snapshot: Any = None, what: str = "") -> Iterator[int]:
+        start = 6 if self.noted else 0
+        if self.noted:
+            state["model"].load_state_dict(self.noted["model"])
+            state["optimizer"].load_state_dict(self.noted["optimizer"])
+            state["generator"].set_state(self.noted["generator"])
+            state["order"].copy_(self.noted["order"])
+        for step in range(start, total):
+            if step == 6 and start == 0:
+                self.noted["model"] = copy.deepcopy(state["model"].state_dict())
+                self.noted["optimizer"] = copy.deepcopy(state["optimizer"].state_dict())
+                self.noted["generator"] = state["generator"].get_state().clone()
+                self.noted["order"] = state["order"].clone()
+            yield step
+
+
+def test_a_run_cut_in_the_middle_of_an_epoch_ends_as_one_that_was_not() -> None:
+    noted: dict[str, Any] = {}
+    images = torch.tensor(digits("test")[0])
     outputs = []
-    for _attempt in range(2):
+    for _ in range(2):
         model = ConvBN(width=4).build((1, 8, 8), 10, 0)
-        ctx = Resumed()
-        # The first attempt notes its state in front of step 6, in the middle of an epoch, and runs on.
-        noted: dict[str, Any] = {}
-        if not kept:
-            run = ctx.steps
-
-            def noting(total: int, *, state: Any = None, snapshot: Any = None, what: str = "", run=run, noted=noted):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-                for step in run(total, state=state):
-                    if step == 6:
-                        noted["model"] = {k: v.clone() for k, v in state["model"].state_dict().items()}
-                        noted["optimizer"] = __import__("copy").deepcopy(state["optimizer"].state_dict())
-                        noted["generator"] = state["generator"].get_state().clone()
-                        noted["order"] = state["order"].clone()
-                    yield step
-
-            ctx.steps = noting  # type: ignore[method-assign]
-        train(model, coreset(3), schedule, ctx, seed=0)
-        outputs.append(model(torch.tensor(images)).detach())
-        kept = noted or kept
+        schedule = Schedule(steps=10, lr=1e-2, batch_size=7, cosine=True)  # four batches per epoch
+        train(model, coreset(3), schedule, Interrupted(noted), seed=0)
+        outputs.append(model(images).detach())
     assert torch.equal(outputs[0], outputs[1])
 
 
@@ -201,7 +198,8 @@ def test_running_statistics_come_from_the_coreset_alone() -> None:
     model = ConvBN(width=4).build((1, 8, 8), 10, 0)
     train(model, small, Schedule(steps=5, lr=1e-2, batch_size=256), Recorder(), seed=0)
     assert not model.training
-    norm, conv = model.norms[1], model.convs[0]
+    norm: Any = model.norms[1]
+    conv = model.convs[0]
     assert norm.momentum == 0.9
     hidden = torch.nn.functional.avg_pool2d(conv(torch.tensor(small.images)).relu(), 2)
     assert torch.allclose(norm.running_mean, hidden.mean((0, 2, 3)), atol=1e-5)
@@ -210,11 +208,13 @@ def test_running_statistics_come_from_the_coreset_alone() -> None:
 
 def test_statistics_of_a_large_set_sorted_by_class_are_those_of_shuffled_batches() -> None:
     images, labels = digits("train")
-    inputs = torch.tensor(images[np.argsort(labels, kind="stable")])
-    model = ConvBN(width=4).build((1, 8, 8), 10, 0)
+    order = np.argsort(labels, kind="stable")
+    # Classes differ in brightness, so that most of the variance lies between them.
+    inputs = torch.tensor(images[order] + labels[order, None, None, None].astype(np.float32))
+    model: Any = ConvBN(width=4).build((1, 8, 8), 10, 0)
     settle_statistics(model, inputs, 200, torch.Generator().manual_seed(0))
     hidden = torch.nn.functional.avg_pool2d(model.convs[0](inputs).relu(), 2)
-    assert torch.allclose(model.norms[1].running_var, hidden.var((0, 2, 3)), rtol=0.02)
+    assert torch.allclose(model.norms[1].running_var, hidden.var((0, 2, 3)), rtol=0.05)
 
 
 def test_losses_are_their_formulas() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
+from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork, ConvNN
 from torch import Tensor, nn
 
 from bpcbench.records import Facts
-from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork, ConvNN
 
 FAMILY = [ConvBN, ConvIN, ConvGN, ConvNN]
 ORDERS = ["norm-first", "conv-first"]
@@ -36,7 +37,7 @@ def test_torch_initialisation_is_what_torch_draws() -> None:
     ours = weights(ConvNN(width=8, init="torch").build((3, 32, 32), 10, seed=5))
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        layers = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3), nn.Conv2d(16, 32, 3), nn.Linear(512, 10)]
+        layers: list[Any] = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3), nn.Conv2d(16, 32, 3), nn.Linear(512, 10)]
         theirs = [p.detach() for layer in layers for p in (layer.weight, layer.bias)]
     for mine, their in zip(ours, theirs, strict=True):
         assert torch.equal(mine, their)
@@ -69,16 +70,14 @@ def test_parameter_count_is_the_reference_codes() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("network", FAMILY)
-def test_blocks_are_in_the_order_of_the_reference_codes(network: type[ConvNetwork], order: str) -> None:
+def test_blocks_are_in_the_order_of_the_reference_codes(network: type[ConvNetwork], order: Any) -> None:
     model = network(width=4, order=order).build((3, 32, 32), 5, seed=2)
     x = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     y = x
     for block in range(3):
         conv = model.convs[block]
-        if order == "norm-first":
-            y = conv(y if block == 0 else model.norms[block](y))
-        else:
-            y = model.norms[block](conv(y))
+        norm = model.norms[block] if block or order == "conv-first" else nn.Identity()
+        y = conv(norm(y)) if order == "norm-first" else norm(conv(y))
         y = nn.AvgPool2d(2, 2)(nn.ReLU()(y))
     assert torch.allclose(model.features(x), y.flatten(1), atol=1e-6)
     norms = sum(isinstance(norm, nn.BatchNorm2d | nn.GroupNorm) for norm in model.norms)
@@ -86,7 +85,7 @@ def test_blocks_are_in_the_order_of_the_reference_codes(network: type[ConvNetwor
 
 
 def test_28_pixel_images_are_padded_by_two_in_the_first_convolution() -> None:
-    model = ConvNN(width=4).build((1, 28, 28), 10, 0)
+    model: Any = ConvNN(width=4).build((1, 28, 28), 10, 0)
     x = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     first = nn.functional.conv2d(nn.functional.pad(x, (2, 2, 2, 2)), model.convs[0].weight, padding=1)
     assert first.shape[2:] == (32, 32)
@@ -108,7 +107,7 @@ def test_norms_have_the_reference_codes_constants() -> None:
 
 
 @pytest.mark.parametrize("init", ["lecun", "torch"])
-def test_a_seed_decides_everything_and_the_global_generator_is_untouched(init: str) -> None:
+def test_a_seed_decides_everything_and_the_global_generator_is_untouched(init: Any) -> None:
     network = ConvBN(width=4, init=init)
     before = torch.get_rng_state()
     first, again, other = (weights(network.build((1, 8, 8), 10, seed)) for seed in (3, 3, 4))
@@ -122,8 +121,8 @@ def test_a_seed_decides_everything_and_the_global_generator_is_untouched(init: s
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("network", FAMILY)
-def test_layout_does_not_change_the_function(network: type[ConvNetwork], order: str) -> None:
-    model = network(width=4, order=order).build((3, 32, 32), 10, 0)
+def test_layout_does_not_change_the_function(network: type[ConvNetwork], order: Any) -> None:
+    model: Any = network(width=4, order=order).build((3, 32, 32), 10, 0)
     x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     outputs = model(x)
     model.memory_format = torch.contiguous_format

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from bpcbench_torch import preprocessing
+from bpcbench_torch.preprocessing import Standardize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from bpcbench.records import Arrays, Data, Facts, Split
-from bpcbench_torch import preprocessing
-from bpcbench_torch.preprocessing import Standardize
 
 IMAGES = npst.arrays(np.uint8, st.tuples(st.integers(1, 6), st.integers(1, 3), st.just(4), st.just(5)))
 
@@ -66,7 +68,7 @@ def test_a_constant_channel_becomes_zero() -> None:
     assert not Standardize().apply(images, arrays).any()
 
 
-def test_memory_maps_and_strides_are_read_as_they_are(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_memory_maps_and_strides_are_read_as_they_are(tmp_path: Path) -> None:
     images = np.random.default_rng(2).integers(0, 256, (6, 3, 4, 4)).astype(np.uint8)
     np.save(tmp_path / "images.npy", images.transpose(0, 2, 3, 1))
     mapped = np.load(tmp_path / "images.npy", mmap_mode="r").transpose(0, 3, 1, 2)

@@ -1,0 +1,148 @@
+"""The command line: its parser, and how errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from bpcbench.errors import BpcbenchError
+from bpcbench.session import DEFAULT_OUT
+
+KINDS = ("datasets", "methods", "prerequisites", "inferences", "networks", "evaluators", "engines", "plugins", "suites")
+FORMATS = ("text", "md", "latex", "csv", "json")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="bpcbench",
+        description="Benchmark Bayesian pseudo-coresets: run suites, compare methods, print the paper's tables.",
+    )
+    top.add_argument("--version", action="store_true", help="print the version and leave")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+
+    run = _suite_command(commands, "run", "suite:run", "run a suite; what is cached is not run again")
+    run.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
+    run.add_argument("--in-process", action="store_true", help="run everything in this process")
+    run.add_argument("--pdb", action="store_true", help="in this process, with a debugger at the first error")
+    run.add_argument("--skip-missing", action="store_true", help="leave out data sets that are not there")
+    run.add_argument("--recompute", action="append", default=[], metavar="PLUGIN", help="make its results anew")
+    run.add_argument("--no-mlflow", action="store_true", help="do not log to MLflow; `sync` can do it later")
+    run.add_argument("--quiet", action="store_true", help="print failures and the table only")
+
+    plan = _suite_command(commands, "plan", "suite:plan", "say what a run would do, and what it would cost")
+    plan.add_argument("--skip-missing", action="store_true", help="leave out data sets that are not there")
+    plan.add_argument("--recompute", action="append", default=[], metavar="PLUGIN", help="as in run")
+    plan.add_argument("--all", action="store_true", help="list every stage, not only a summary")
+    plan.add_argument("--json", action="store_true", help="every stage as JSON")
+
+    report = _suite_command(commands, "report", "suite:report", "print the table of what the store has")
+    report.add_argument("--format", choices=FORMATS, default="text")
+    report.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
+    report.add_argument("--published", action="store_true", help="add the paper's numbers")
+    report.add_argument("--output", metavar="FILE", help="write to a file")
+
+    schema = commands.add_parser("schema", help="print a JSON schema of suites, for editors")
+    schema.set_defaults(run="catalogue:schema")
+
+    listing = commands.add_parser("list", help="list what plugins bring")
+    listing.add_argument("kind", nargs="?", choices=KINDS)
+    listing.add_argument("--json", action="store_true")
+    listing.set_defaults(run="catalogue:listing")
+
+    show = commands.add_parser("show", help="describe a plugin: options, types, defaults")
+    show.add_argument("name")
+    show.add_argument("--json", action="store_true")
+    show.set_defaults(run="catalogue:show")
+
+    ui = commands.add_parser("ui", help="open the MLflow UI, on 127.0.0.1, at a suite's runs")
+    ui.add_argument("suite", nargs="?", help="name of a suite that was run (default: the latest)")
+    ui.add_argument("--port", type=_positive, default=5000)
+    ui.add_argument("--no-browser", action="store_true", help="print the address only")
+    ui.set_defaults(run="upkeep:ui")
+
+    sync = commands.add_parser("sync", help="add to MLflow whatever the store has and MLflow lacks")
+    sync.add_argument("suite", nargs="?", help="name of a suite that was run (default: all)")
+    sync.set_defaults(run="upkeep:sync")
+
+    doctor = commands.add_parser("doctor", help="versions, device, threads, locks, plugins, data sets, MLflow")
+    doctor.set_defaults(run="upkeep:doctor")
+
+    export = commands.add_parser("export", help="copy a coreset, with all it needs, out of the store")
+    export.add_argument("address", help="its address, or the start of its key")
+    export.add_argument("target", help="a folder that does not exist yet")
+    export.set_defaults(run="upkeep:export")
+
+    store = commands.add_parser("store", help="list or prune what the store keeps")
+    store.add_argument("action", choices=("list", "prune"))
+    store.add_argument("--kind", choices=("prerequisite", "coreset", "predict", "score"))
+    store.add_argument("--older", metavar="DAYS", type=float, help="only members committed longer ago")
+    store.add_argument("--scratch", action="store_true", help="prune: also interrupted attempts and damaged members")
+    store.add_argument("--yes", action="store_true", help="prune: really delete; otherwise only say what would be")
+    store.add_argument("--json", action="store_true")
+    store.set_defaults(run="upkeep:store")
+
+    for command in (ui, sync, doctor, export, store):
+        _where(command)
+    return top
+
+
+def _suite_command(commands: argparse._SubParsersAction, name: str, run: str, text: str) -> argparse.ArgumentParser:  # type: ignore[type-arg]
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    command.add_argument("suite", help="a shipped suite's name, PLUGIN:NAME, or a YAML file")
+    command.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="e.g. 'ipc=[1,10]' methods.kmeans.iterations=50"
+    )
+    command.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, ...")
+    _where(command)
+    command.set_defaults(run=run)
+    return command
+
+
+def _where(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--out", default=DEFAULT_OUT, metavar="FOLDER", help=f"the store (default: {DEFAULT_OUT})")
+    command.add_argument("--data", metavar="FOLDER", help="where data sets lie (default: $BPCBENCH_DATA)")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 done, 1 something failed, 2 wrong input, 128+n stopped by a signal."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    top = parser()
+    arguments, rest = top.parse_known_args(words)
+    if arguments.version:
+        from bpcbench import __version__
+
+        print(f"bpcbench {__version__}")
+        return 0
+    if arguments.command is None:
+        top.print_help()
+        return 0
+    # argparse takes positionals in one block only; overrides may also stand after options.
+    late = [word for word in rest if not word.startswith("-") and "=" in word and hasattr(arguments, "overrides")]
+    if len(late) != len(rest):
+        top.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in late)}")
+    if late:
+        arguments.overrides += late
+    arguments.words = words
+    module, _, function = arguments.run.partition(":")
+    try:
+        command = getattr(importlib.import_module(f"bpcbench.commands.{module}"), function)
+        return int(command(arguments))
+    except BpcbenchError as error:
+        print(f"bpcbench: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone, as `| head` does.
+        sys.stderr.close()
+        return 0

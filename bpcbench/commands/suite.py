@@ -1,0 +1,164 @@
+"""Commands about one suite: run, plan, report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bpcbench import session
+from bpcbench.progress import spell, spell_bytes
+
+if TYPE_CHECKING:
+    from bpcbench.plan import Planned
+    from bpcbench.runner import Result
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a suite, then print its table, what failed and how to go on."""
+    prepared = session.prepare(
+        arguments.suite,
+        arguments.overrides,
+        out=arguments.out,
+        data=arguments.data,
+        device=arguments.device,
+        skip_missing=arguments.skip_missing,
+        recompute=arguments.recompute,
+    )
+    if not arguments.quiet:
+        print(_summary(prepared), file=sys.stderr)
+    result = session.execute(
+        prepared,
+        jobs=arguments.jobs,
+        inline=arguments.in_process,
+        debug=arguments.pdb,
+        recompute=bool(arguments.recompute),
+        track=not arguments.no_mlflow,
+        quiet=arguments.quiet,
+    )
+    print(_table(arguments, prepared))
+    if result.exit_code:
+        print(_failures(arguments, result), file=sys.stderr)
+    elif not arguments.quiet:
+        done = result.counts.get("done", 0)
+        print(f"{done or 'no'} stages were run; results in {prepared.out}", file=sys.stderr)
+    return result.exit_code
+
+
+def _failures(arguments: argparse.Namespace, result: Result) -> str:
+    lines = []
+    if result.failures:
+        lines.append(f"{len(result.failures)} failed, {result.counts.get('skipped', 0)} skipped because of that:")
+    for failure in result.failures:
+        lines.append(f"  {failure.stage.kind} {failure.stage.label}: {failure.message}")
+        lines.append(f"    log: {failure.log}")
+    if result.signal is not None:
+        lines.append("stopped; nothing that was finished is lost")
+    lines.append(f"to go on: {shlex.join(['bpcbench', *arguments.words])}")
+    return "\n".join(lines)
+
+
+def _summary(prepared: session.Session) -> str:
+    plan = prepared.plan
+    cells = sum(not cell.skipped for cell in plan.cells)
+    lines = [f"{plan.suite.name}: {cells:,} cells, {len(plan.stages):,} stages asked for"]
+    by_kind: dict[str, Counter[str]] = {}
+    for planned in plan.stages:
+        by_kind.setdefault(planned.stage.kind, Counter())[planned.status] += 1
+    for kind in ("prerequisite", "coreset", "predict", "score"):
+        if kind in by_kind:
+            counts = ", ".join(f"{count:,} {status}" for status, count in sorted(by_kind[kind].items()))
+            lines.append(f"  {kind:<12} {counts}")
+    for reason, count in plan.skipped().items():
+        lines.append(f"  {count:,} cells skipped: {reason}")
+    to_do = plan.to_do()
+    if to_do:
+        # Without a past timing there is no estimate; a partial sum would look like one.
+        seconds = [planned.seconds for planned in to_do]
+        sizes = [planned.bytes for planned in to_do]
+        time = None if None in seconds else sum(s for s in seconds if s is not None)
+        disk = None if None in sizes else sum(s for s in sizes if s is not None)
+        lines.append(f"  expected: {spell(time)} of stage time, {spell_bytes(disk)} on disk")
+    return "\n".join(lines)
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Say what a run would do."""
+    prepared = session.prepare(
+        arguments.suite,
+        arguments.overrides,
+        out=arguments.out,
+        data=arguments.data,
+        device=arguments.device,
+        skip_missing=arguments.skip_missing,
+        recompute=arguments.recompute,
+    )
+    if arguments.json:
+        print(json.dumps([_as_json(planned) for planned in prepared.plan.stages], indent=1))
+        return 0
+    print(_summary(prepared))
+    for planned in prepared.plan.stages if arguments.all else ():
+        stage = planned.stage
+        cost = f"{spell(planned.seconds)}, {spell_bytes(planned.bytes)}"
+        print(f"  {planned.status:<22} {stage.kind:<12} {stage.label}  [{stage.key[:12]}]  {cost}")
+    for note in prepared.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return 0
+
+
+def _as_json(planned: Planned) -> dict[str, object]:
+    stage = planned.stage
+    return {
+        "kind": stage.kind,
+        "label": stage.label,
+        "plugin": stage.plugin,
+        "key": stage.key,
+        "members": list(stage.members),
+        "status": planned.status,
+        "seconds": planned.seconds,
+        "bytes": planned.bytes,
+    }
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Print the table of what the store has."""
+    prepared = session.prepare(
+        arguments.suite,
+        arguments.overrides,
+        out=arguments.out,
+        data=arguments.data,
+        device=arguments.device,
+        skip_missing=True,
+    )
+    text = _table(arguments, prepared)
+    if arguments.output:
+        Path(arguments.output).write_text(text + "\n")
+    else:
+        print(text)
+    return 0
+
+
+def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
+    from bpcbench.collect import collect
+    from bpcbench.report import build, published, render
+
+    store = prepared.store
+    rows = collect(prepared.plan, store) if store else []
+    suite = prepared.plan.suite
+    wanted = getattr(arguments, "metrics", None)
+    if not rows:
+        return f"{suite.name}: the store {prepared.out} has no results of this suite yet"
+    table = build(
+        rows,
+        metrics=tuple(wanted.split(",")) if wanted else suite.metrics,
+        title=f"{suite.name} (protocol {suite.protocol}, {suite.split} split)",
+        published=published() if getattr(arguments, "published", False) else (),
+    )
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else None
+    return render(table, getattr(arguments, "format", "text"), color=terminal, width=width)

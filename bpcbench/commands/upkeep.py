@@ -1,0 +1,252 @@
+"""Commands about a store and its surroundings: ui, sync, doctor, export, store."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+
+from bpcbench import environment, folder, session
+from bpcbench.errors import BpcbenchError, MissingData, UserError, unknown
+from bpcbench.keys import Address
+from bpcbench.plugins import registry
+from bpcbench.progress import spell_bytes
+from bpcbench.store import Busy, Store
+
+
+def _store(arguments: argparse.Namespace) -> Store:
+    root = Path(arguments.out)
+    if not (root / "store.json").exists():
+        raise UserError(f"{root} is not a store; run a suite first, or name one with --out")
+    return Store.open(root, create=False)
+
+
+def _remembered(arguments: argparse.Namespace) -> list[session.Session]:
+    store = _store(arguments)
+    found = session.remembered(store.root, arguments.data, arguments.suite)
+    if not found:
+        names = {json.loads(file.read_text())["name"] for file in (store.root / "suites").glob("*.json")}
+        raise UserError(unknown("suite", arguments.suite, names) if arguments.suite else "no suite was run here yet")
+    return found
+
+
+def sync(arguments: argparse.Namespace) -> int:
+    """Add to MLflow whatever the store has and MLflow lacks."""
+    from bpcbench import tracking
+
+    for found in _remembered(arguments):
+        store = found.store
+        assert store is not None
+        try:
+            added = tracking.sync(found.plan, store)
+        except Exception as error:
+            where = tracking.tracking_uri(store.root)
+            raise UserError(f"MLflow at {where} cannot be written: {' '.join(str(error).split())[:300]}") from None
+        print(f"{found.plan.suite.name}: {added} cells added to MLflow")
+    return 0
+
+
+def ui(arguments: argparse.Namespace) -> int:
+    """Serve the MLflow UI on this machine only, and open it at the suite's runs."""
+    from bpcbench import tracking
+
+    latest = _remembered(arguments)[0]
+    store = latest.store
+    assert store is not None
+    uri = tracking.tracking_uri(store.root)
+    remote = uri.startswith(("http://", "https://"))
+    if not remote:
+        _check_port(arguments.port)
+    book = tracking.Book(latest.plan, store).open()
+    base = uri.rstrip("/") if remote else f"http://127.0.0.1:{arguments.port}"
+    address = f"{base}/#/experiments/{book.experiment}/runs"
+    print(f"{latest.plan.suite.name}: {address}", flush=True)
+    if remote:
+        webbrowser.open(address)
+        return 0
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1"]
+    command += ["--port", str(arguments.port), "--workers", "1"]
+    server = subprocess.Popen(command)
+    try:
+        if not arguments.no_browser and _answers(arguments.port, server):
+            webbrowser.open(address)
+        return server.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OverflowError:
+            raise UserError(f"--port {port}: a port is at most 65535") from None
+        except OSError as error:
+            raise UserError(f"port {port} of 127.0.0.1 cannot be used ({error}); choose another with --port") from None
+
+
+def _answers(port: int, server: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return True
+        time.sleep(0.3)
+    return False
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Say what bpcbench finds around it; exit code 1 if something is broken."""
+    broken = False
+    print("versions")
+    for name, value in environment.versions().items():
+        print(f"  {name:<14} {value}")
+    print("machine")
+    for name, value in environment.machine().items():
+        print(f"  {name:<14} {value}")
+    print(f"  {'usable CPUs':<14} {len(os.sched_getaffinity(0))}")
+    print(f"  {'device':<14} {_device()}")
+    print("plugins")
+    for plugin in registry().found:
+        broken |= bool(plugin.error)
+        state = f"NOT LOADED: {plugin.error}" if plugin.error else f"ok, brings {len(plugin.classes)}"
+        print(f"  {plugin.name:<14} {plugin.distribution} {plugin.version}: {state}")
+    data = environment.data_root(arguments.data)
+    print(f"data sets (looked for in {data})")
+    for name in registry().names("dataset"):
+        print(f"  {name:<14} {_present(name, data)}")
+    print(f"store {Path(arguments.out).absolute()}")
+    problem, lines = _examine(Path(arguments.out))
+    print("\n".join(f"  {line}" for line in lines))
+    return 1 if broken or problem else 0
+
+
+def _device() -> str:
+    import importlib
+
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        return f"cpu (torch cannot be imported: {error})"
+    return environment.resolve_device("auto")
+
+
+def _present(name: str, data: Path) -> str:
+    try:
+        plugin = registry().get("dataset", name).cls()
+        facts = plugin.facts(data)  # type: ignore[attr-defined]
+    except MissingData as error:
+        return f"missing: {error}"
+    except Exception as error:
+        return f"cannot be read: {type(error).__name__}: {error}"
+    return f"present, {facts.shape}, " + ", ".join(f"{size:,} {split}" for split, size in facts.sizes.items())
+
+
+def _examine(root: Path) -> tuple[bool, list[str]]:
+    from bpcbench.tracking import tracking_uri
+
+    if not (root / "store.json").exists():
+        return False, ["none yet; a run makes it"]
+    try:
+        store = Store.open(root)
+        with store.lock("doctor"):
+            lines = ["locks: working" if not store.messages else f"locks: {store.messages[0]}"]
+    except Busy:
+        lines = ["locks: working"]
+    except BpcbenchError as error:
+        return True, [str(error)]
+    lines.append(f"members: {sum(1 for _ in store.addresses()):,}, {spell_bytes(folder.size(store.root))}")
+    damaged = list((store.root / "damaged").glob("*"))
+    if damaged:
+        lines.append(f"damaged: {len(damaged)} set aside in {store.root / 'damaged'}")
+    free = shutil.disk_usage(store.root).free
+    lines.append(f"free disk: {spell_bytes(free)}")
+    uri = tracking_uri(store.root)
+    made = not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists()
+    lines.append(f"MLflow: {uri}" + ("" if made else " (not made yet)"))
+    return False, lines
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Copy a coreset out of the store."""
+    from bpcbench.coresets import export_coreset
+
+    store = _store(arguments)
+    found = [a for a in store.addresses() if a.kind == "coreset" and _matches(a, arguments.address)]
+    if len(found) != 1:
+        raise UserError(
+            f"{len(found)} coresets match {arguments.address!r}; `bpcbench store list --kind coreset` lists all"
+        )
+    export_coreset(store, found[0], Path(arguments.target))
+    print(f"{found[0]} -> {arguments.target}")
+    return 0
+
+
+def _matches(address: Address, text: str) -> bool:
+    key, _, member = text.removeprefix("coreset:").partition("@")
+    return bool(key) and address.key.startswith(key) and address.member == (member or "final")
+
+
+def store(arguments: argparse.Namespace) -> int:
+    """List or prune the members of a store."""
+    found = _store(arguments)
+    chosen = list(_chosen(found, arguments))
+    if arguments.action == "list":
+        return _list(found, chosen, as_json=arguments.json)
+    total = sum(folder.size(found.path(address)) for address in chosen)
+    extra = [found.root / name for name in ("scratch", "damaged") if (found.root / name).exists()]
+    if not (arguments.kind or arguments.older or arguments.scratch):
+        raise UserError("say what to prune: --kind, --older and/or --scratch")
+    if not (arguments.kind or arguments.older):
+        chosen, total = [], 0
+    scratch = sum(map(folder.size, extra)) if arguments.scratch else 0
+    verb = "pruned" if arguments.yes else "would prune (repeat with --yes)"
+    for address in chosen if arguments.yes else ():
+        found.remove(address)
+    for path in extra if arguments.yes and arguments.scratch else ():
+        shutil.rmtree(path, ignore_errors=True)
+    print(f"{verb}: {len(chosen)} members, {spell_bytes(total)}; scratch and damaged: {spell_bytes(scratch)}")
+    return 0
+
+
+def _chosen(found: Store, arguments: argparse.Namespace) -> Iterator[Address]:
+    for address in found.addresses():
+        if arguments.kind not in (None, address.kind):
+            continue
+        age = (time.time() - (found.path(address) / "stage.json").stat().st_mtime) / 86400
+        if arguments.older is None or age > arguments.older:
+            yield address
+
+
+def _list(found: Store, addresses: list[Address], *, as_json: bool) -> int:
+    items = []
+    for address in addresses:
+        meta = found.meta(address)
+        items.append(
+            {
+                "address": str(address),
+                "label": meta["label"],
+                "committed": meta["committed"],
+                "seconds": meta.get("seconds"),
+                "bytes": folder.size(found.path(address)),
+            }
+        )
+    if as_json:
+        print(json.dumps(items, indent=1))
+        return 0
+    for item in items:
+        print(f"{item['address']}  {item['committed']}  {spell_bytes(item['bytes']):>9}  {item['label']}")
+    print(f"{len(items)} members, {spell_bytes(sum(item['bytes'] for item in items))}")
+    return 0
