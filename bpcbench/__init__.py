@@ -1,7 +1,7 @@
 """bpcbench: a benchmark harness for Bayesian pseudo-coresets.
 
 Plugin authors import everything from here: the classes of `bpcbench.api`, the records of `bpcbench.records`, and
-`hookimpl`. Users of the Python interface call `run`, `plan`, `results` and `load_coreset`. No framework is imported.
+`hookimpl`. Users of the Python interface call `run`, `results` and `load_coreset`. No framework is imported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from bpcbench.records import (
     Transform,
 )
 from bpcbench.sampling import per_class, stratified_holdout
-from bpcbench.session import load_coreset, plan, results, run
+from bpcbench.session import load_coreset, results, run
 
 __version__ = "0.1.0"
 
@@ -99,7 +99,6 @@ __all__ = [
     "load_coreset",
     "option",
     "per_class",
-    "plan",
     "refers",
     "results",
     "run",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import calendar
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +39,12 @@ def names(cell: Cell) -> dict[str, str]:
     }
 
 
+def run_name(cell: Cell) -> str:
+    """Return the cell in words, what differs most first: MLflow's column is narrow."""
+    seeds = f"{cell.distil_seed}.{cell.evaluate_seed}"
+    return f"{cell.method} ipc {cell.ipc} {cell.inference} {seeds} ({cell.dataset}, {cell.network})"
+
+
 def curve_name(kind: str, what: str, name: str) -> str:
     """Return the name of a curve, such as `coreset/loss` or `predict/member 2/loss`."""
     return "/".join(part for part in (kind, what, name) if part)
@@ -60,6 +68,9 @@ class CellRun:
     tags: Mapping[str, str]
     metrics: Mapping[str, float]
     points: tuple[Point, ...]
+    began: int
+    ended: int
+    """Milliseconds since 1970: when its last score was committed, and that less what its stages took."""
     files: Mapping[str, bytes]
 
 
@@ -97,7 +108,13 @@ def read_cell(cell: Cell, store: Store) -> CellRun:
         evaluator: Any = build(registry(), "evaluator", as_ref(score.meta["body"]["evaluator"]))
         assert isinstance(evaluator, Evaluator)
         files |= {f"{name}.png": png for name, png in evaluator.figures(dict(score.arrays)).items()}
-    return CellRun(params, tags, metrics, tuple(points), files)
+    ended = max(_milliseconds(store.meta(address)["committed"]) for address in cell.scores.values())
+    took = sum(artefact.meta.get("seconds", 0.0) for artefact in artefacts.values() if artefact is not None)
+    return CellRun(params, tags, metrics, tuple(points), ended - round(1000 * took), ended, files)
+
+
+def _milliseconds(committed: str) -> int:
+    return calendar.timegm(time.strptime(committed, "%Y-%m-%dT%H:%M:%SZ")) * 1000
 
 
 def _options(artefacts: Mapping[str, Artefact | None]) -> dict[str, str]:

@@ -35,7 +35,7 @@ class Checkpoint:
 def save(
     attempt: Path, *, loop: int, step: int, total: int, elapsed: float, cpu: float, events: int, state: Packed
 ) -> None:
-    """Write a checkpoint into an attempt's folder and remove the one before it."""
+    """Write a checkpoint into an attempt's folder and remove those it goes beyond, of earlier attempts too."""
     temporary = folder.temporary(attempt)
     meta = {
         "loop": loop,
@@ -48,13 +48,13 @@ def save(
     }
     try:
         folder.write(temporary, META, meta, state.arrays, {})
-        target = attempt / f"checkpoint-{loop:04d}-{step:012d}"
+        target = attempt / f"checkpoint-{loop:06d}-{step:012d}"
         shutil.rmtree(target, ignore_errors=True)
         folder.publish(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    for old in attempt.glob("checkpoint-*"):
+    for old in attempt.parent.glob("*/checkpoint-*"):
         if old.name < target.name:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -76,7 +76,11 @@ def _load(path: Path) -> Checkpoint | None:
         return None
     if folder.verify(path, meta) is not None:
         return None
-    arrays = dict(folder.LazyArrays(path / folder.ARRAYS))
+    try:
+        arrays = dict(folder.LazyArrays(path / folder.ARRAYS))
+    except OSError:
+        # Removed meanwhile by an attempt that is still at work, where locks do not work.
+        return None
     return Checkpoint(
         path=path,
         loop=meta["loop"],

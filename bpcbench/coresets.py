@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,13 @@ def export_coreset(store: Store, address: Address, target: Path) -> None:
     arrays = {name: artefact.arrays[name] for name in artefact.arrays}
     arrays |= {EMBEDDED + name: array for name, array in transform.arrays.items()}
     meta = {key: value for key, value in artefact.meta.items() if key not in ("files", "checksum")}
-    folder.write(target, STAGE, meta, arrays, {})
+    temporary = folder.temporary(target.parent)
+    try:
+        folder.write(temporary, STAGE, meta, arrays, {})
+        folder.publish(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def _open(path: Path) -> Artefact:

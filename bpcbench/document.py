@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ MAX_NODES = 50_000
 MAX_DEPTH = 30
 
 KeyPath = tuple[str, ...]
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN = frozenset(_TAG + name for name in ("null", "bool", "int", "float", "str"))
 
 
 @dataclass(frozen=True)
@@ -90,28 +94,43 @@ class _Reader:
             raise UserError(f"{self.file}: expands to more than {MAX_NODES:,} values (YAML aliases?)")
         if len(path) > MAX_DEPTH:
             raise UserError(f"{self.file}: nested more than {MAX_DEPTH} levels deep")
-        if isinstance(node, yaml.MappingNode):
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
-        try:
-            return self.constructor.construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:
-            reason = getattr(error, "problem", None) or str(error)
-            self._mistake(path, f"not allowed here: {reason}", node)
+        if node.tag == _TAG + "timestamp":
+            return node.value
+        if not isinstance(node, yaml.ScalarNode) or node.tag not in _PLAIN:
+            self._mistake(path, f"the tag {node.tag!r} is not allowed here", node)
             return None
+        return self._scalar(node, path)
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        try:
+            value = self.constructor.construct_object(node)
+        except (ValueError, KeyError, IndexError):
+            self._mistake(path, f"{node.value!r} is not what its tag {node.tag!r} says", node)
+            return None
+        if isinstance(value, float) and not math.isfinite(value):
+            self._mistake(path, f"expected a finite number, got {node.value}", node)
+        return value
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = self.value(key_node, path)
-            if not isinstance(key, str):
-                self._mistake(path, f"keys must be text, got {key!r}; quote it", key_node)
+            if key_node.tag == _TAG + "merge":
+                self._mistake(path, "YAML's merge key `<<` is not supported; use an alias or `extends`", key_node)
                 continue
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != _TAG + "str":
+                what = key_node.value if isinstance(key_node, yaml.ScalarNode) else f"a {key_node.id}"
+                self._mistake(path, f"keys must be text, got {what}; quote it", key_node)
+                continue
+            key = key_node.value
+            inner = (*path, key)
             if key in result:
-                self._mistake((*path, key), "this key is written twice", key_node)
-            self.places[(*path, key)] = Place(self.file, key_node.start_mark.line + 1)
-            result[key] = self.value(value_node, (*path, key))
+                self._mistake(inner, "this key is written twice", key_node)
+            self.places[inner] = Place(self.file, key_node.start_mark.line + 1)
+            result[key] = self.value(value_node, inner)
         return result
 
     def _mistake(self, path: KeyPath, message: str, node: yaml.Node) -> None:
@@ -119,7 +138,10 @@ class _Reader:
 
 
 def override(document: Document, assignments: list[str]) -> Document:
-    """Apply `a.b.c=value` assignments (values are YAML) over a document; a malformed one is a mistake."""
+    """Apply `a.b.c=value` assignments (values are YAML) over a document; a malformed one is a mistake.
+
+    What is assigned replaces what was there, mappings included: `a={b: 1}` leaves nothing else in `a`.
+    """
     mistakes = []
     for text in assignments:
         key, equals, raw = text.partition("=")
@@ -128,15 +150,17 @@ def override(document: Document, assignments: list[str]) -> Document:
             mistakes.append(Mistake("", f"cannot read override {text!r}: expected KEY=VALUE", file="command line"))
             continue
         try:
-            value = parse(f"value: {raw}", "command line").values["value"]
-        except (UserError, KeyError):
+            (value,) = parse(f"value: {raw}", "command line").values.values()
+        except (UserError, ValueError):
             mistakes.append(Mistake(key, f"{raw!r} is not a YAML value", file="command line"))
             continue
-        nested: Any = value
-        for part in reversed(path):
-            nested = {part: nested}
         places = {path[:i]: Place("command line") for i in range(1, len(path) + 1)}
-        document = merge(document, Document(nested, places))
+        # False first, which a mapping then replaces instead of merging with what it had.
+        for layer in (False, value) if isinstance(value, Mapping) else (value,):
+            nested: Any = layer
+            for part in reversed(path):
+                nested = {part: nested}
+            document = merge(document, Document(nested, places))
     if mistakes:
         raise Mistakes("overrides", mistakes)
     return document
@@ -145,7 +169,8 @@ def override(document: Document, assignments: list[str]) -> Document:
 def merge(below: Document, above: Document) -> Document:
     """Return `above` laid over `below`.
 
-    Mappings merge key by key, unless `above` names another `plugin`; anything else replaces. `false` removes.
+    Mappings merge key by key, unless `above` names another `plugin`; anything else replaces. A name or a list of names
+    below a mapping stands for the mapping that it abbreviates. `false` in place of a label's options removes it.
     """
     places = dict(below.places)
     values = _merge(below.values, above.values, (), places)
@@ -154,10 +179,8 @@ def merge(below: Document, above: Document) -> Document:
 
 
 def _merge(below: Any, above: Any, path: KeyPath, places: dict[KeyPath, Place]) -> Any:
-    if isinstance(below, list) and isinstance(above, Mapping) and all(isinstance(item, str) for item in below):
-        below = dict.fromkeys(below)
-    if below is None and isinstance(above, Mapping):
-        below = {}
+    if isinstance(above, Mapping):
+        below = _long_form(below, path)
     if isinstance(below, Mapping) and isinstance(above, Mapping):
         other_plugin = "plugin" in above and above["plugin"] != below.get("plugin", path[-1] if path else None)
         result = {} if other_plugin else dict(below)
@@ -169,3 +192,16 @@ def _merge(below: Any, above: Any, path: KeyPath, places: dict[KeyPath, Place]) 
     for known in [known for known in places if known[: len(path)] == path and len(known) > len(path)]:
         del places[known]
     return above
+
+
+def _long_form(value: Any, path: KeyPath) -> Any:
+    """Return the mapping that a suite's short form at this path stands for; anything else is returned as it is."""
+    if value is None:
+        return {}
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return dict.fromkeys(value)
+    if isinstance(value, str):
+        if path == ("preprocessing",):
+            return {"default": {"plugin": value}}
+        return {"plugin": value} if len(path) > 1 or path == ("engine",) else {value: None}
+    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class Work:
     _blocking: dict[str, int] = field(default_factory=dict)
     _dependants: dict[str, list[str]] = field(default_factory=dict)
     _ready: dict[bool, dict[str, Stage]] = field(default_factory=lambda: {True: {}, False: {}})
+    _said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._waiting = {stage.id: stage for stage in self.stages}
@@ -111,7 +112,8 @@ class Work:
     def scores_left(self) -> bool:
         """True while a score is waiting, or could still become ready."""
         with self._lock:
-            return bool(self._running or (self._waiting and not self.stopping))
+            # None is handed out any more once the run stops, whatever an engine that failed has left running.
+            return not self.stopping and bool(self._running or self._waiting)
 
     def take(self, fits: Callable[[Task], bool], *, scores: bool = False) -> Task | None:
         """Return the next ready task that fits, or None. Scores are taken by the runner, not by engines."""
@@ -139,6 +141,12 @@ class Work:
                 self._ready[stage.kind == "score"][stage.id] = stage
                 self._not_before[stage.id] = time.monotonic() + 0.3
                 return
+            if outcome.status == "stopped" and not self.stopping:
+                # Not by this run: someone sent the signal to the worker alone.
+                outcome = replace(outcome, status="failed", message="the worker was told to stop by a signal")
+            # What every worker notices, such as a file system without locks, is said once.
+            outcome = replace(outcome, messages=tuple(m for m in outcome.messages if m not in self._said))
+            self._said.update(outcome.messages)
             self.on_finish(stage, outcome)
             if outcome.status in ("done", "cached"):
                 for name in self._dependants.get(stage.id, ()):

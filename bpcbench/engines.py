@@ -13,7 +13,7 @@ from bpcbench.api import Engine, option
 from bpcbench.engine import Execute, Outcome, Task, Work
 from bpcbench.environment import gpu_count
 from bpcbench.hooks import hookimpl
-from bpcbench.worker import Worker
+from bpcbench.worker import Worker, note
 
 BPCBENCH_API = 1
 GRACE_SECONDS = 30.0
@@ -120,9 +120,10 @@ def _poll(one: _Running, work: Work) -> Outcome | None:
         limit = one.task.timeout
         if work.stopping:
             one.ending, one.kill_at = "stopped", now + GRACE_SECONDS
-        elif limit is not None and now - one.since > limit:
+        elif one.worker.late():
             one.ending, one.kill_at = f"it took longer than its timeout of {limit:g} s", now + 5.0
         if one.ending:
+            note(one.task, one.ending)
             one.worker.terminate()
     return None
 

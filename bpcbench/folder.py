@@ -25,15 +25,28 @@ def write(folder: Path, name: str, meta: Mapping[str, Any], arrays: Arrays, file
     folder.mkdir(parents=True)
     contents = dict(files)
     if arrays:
-        contents[ARRAYS] = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
+        contents[ARRAYS] = save({key: _storable(key, value) for key, value in arrays.items()})
     listed = {}
     for file, content in contents.items():
         _write_durably(folder / file, content)
         listed[file] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    body = {**meta, "files": listed}
+    # As it will be read: JSON turns keys into strings, which changes their order and with it the checksum.
+    body = json.loads(json.dumps({**meta, "files": listed}))
     body["checksum"] = checksum(body)
     _write_durably(folder / name, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
     sync_folder(folder)
+
+
+def storable(array: Array) -> bool:
+    """Say whether the format has the array's type: booleans, integers, and floats that are not extended."""
+    return array.dtype.kind in "biufc" and array.dtype.itemsize <= 8
+
+
+def _storable(name: str, value: Any) -> Array:
+    array: Array = np.asarray(value, order="C")
+    if not storable(array):
+        raise TypeError(f"array {name!r} is of type {array.dtype}, which cannot be stored")
+    return array
 
 
 def checksum(body: Mapping[str, Any]) -> str:

@@ -190,6 +190,7 @@ def bpcbench_evaluators() -> Iterable[type[Evaluator]]:
 
     Example:
         from dataclasses import dataclass
+        import numpy as np
         import bpcbench
         from bpcbench import metrics
 
@@ -200,8 +201,8 @@ def bpcbench_evaluators() -> Iterable[type[Evaluator]]:
 
             def score(self, predictions, given):
                 (p,) = predictions.values()
-                surplus = float(metrics.confidence(p.log_probs).mean()) - metrics.accuracy(p.log_probs, p.labels)
-                return bpcbench.Scores({"overconfidence": surplus})
+                confidence = float(np.exp(p.log_probs.max(axis=1)).mean())
+                return bpcbench.Scores({"overconfidence": confidence - metrics.accuracy(p.log_probs, p.labels)})
 
         @bpcbench.hookimpl
         def bpcbench_evaluators():

@@ -86,7 +86,7 @@ class Registry:
         """Tell every observer; an observer that fails is reported and does not disturb the others."""
         for impl in self.manager.hook.bpcbench_stage_finished.get_hookimpls():
             try:
-                impl.function(event)
+                impl.function(*(event for _ in impl.argnames))
             except Exception as error:
                 report(f"observer {impl.plugin_name} failed: {type(error).__name__}: {error}")
 
@@ -94,14 +94,16 @@ class Registry:
         """Load one plugin; whatever goes wrong is noted and everything it registered is taken back."""
         before_classes, before_suites = dict(self.classes), dict(self.suites)
         plugin: Any = None
+        known = True
         try:
             plugin = load()
             _check_version(plugin)
+            known = self.manager.is_registered(plugin)
             self.manager.register(plugin, name=f"{distribution}:{name}")
             self.manager.check_pending()
             classes = tuple(self._register(plugin, name, distribution))
         except (Exception, SystemExit) as error:
-            if plugin is not None and self.manager.is_registered(plugin):
+            if not known and self.manager.is_registered(plugin):
                 self.manager.unregister(plugin)
             self.classes, self.suites = before_classes, before_suites
             self.found.append(Found(name, distribution, version, module, _one_line(error)))
@@ -131,7 +133,7 @@ def load_registry() -> Registry:
     result = Registry(manager)
     for distribution, version, entry in _entry_points():
         result.add(entry.name, distribution, version, entry.value, entry.load)
-    for module in filter(None, os.environ.get(LOCAL_VARIABLE, "").split(",")):
+    for module in filter(None, map(str.strip, os.environ.get(LOCAL_VARIABLE, "").split(","))):
         result.add(module, "local", "", module, functools.partial(importlib.import_module, module))
     return result
 
@@ -183,6 +185,8 @@ def _check_class(cls: Any, kind: str, base: type[Plugin]) -> None:
     if not isinstance(cls.version, int):
         raise PluginError(f"{cls.__name__}.version must be an integer")
     for option in dataclasses.fields(cls):
+        if option.name == "plugin" or (kind == "method" and option.name == "preprocessing"):
+            raise PluginError(f"{cls.__name__}.{option.name}: suites use this word themselves; rename the option")
         if option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING:
             raise PluginError(f"{cls.__name__}.{option.name} needs a default")
 

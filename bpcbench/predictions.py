@@ -21,8 +21,15 @@ def predict_split(
     for start in range(0, len(images), batch):
         predicted = predictive.predict(transform.apply(images[start : start + batch]))
         some = None if labels is None else labels[start : start + batch]
-        found = _reduce(np.asarray(predicted.log_probs), some)
-        found |= {EXTRA + name: np.asarray(value, np.float32) for name, value in predicted.extras.items()}
+        log_probs = np.asarray(predicted.log_probs)
+        count = min(batch, len(images) - start)
+        if log_probs.ndim not in (2, 3) or log_probs.shape[-2] != count:
+            raise ValueError(f"log_probs of {count} images must be (n, k) or (members, n, k), got {log_probs.shape}")
+        found = _reduce(log_probs, some)
+        for name, value in predicted.extras.items():
+            found[EXTRA + name] = np.asarray(value, np.float32)
+            if np.shape(value) != (count,):
+                raise ValueError(f"extra {name!r} of {count} images must be (n,), got {np.shape(value)}")
         for name, value in found.items():
             parts.setdefault(name, []).append(value)
     arrays = {

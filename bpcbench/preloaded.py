@@ -5,17 +5,32 @@ Whatever fails here is left for the stage that needs it, where it is reported.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
+import signal
 
 import bpcbench.stages
+from bpcbench import environment
 from bpcbench.plugins import registry
 from bpcbench.worker import PRELOAD_VARIABLE
 
 __all__ = ["bpcbench"]
 
+if PRELOAD_VARIABLE in os.environ:
+    # A SIGTERM to all processes of a run must leave the server standing until the workers have written their
+    # checkpoints. Ignored, whichever thread of a library gets it; and blocked, so that it waits for a young worker.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    # Nothing to tidy up in the server: without this it would take frameworks apart for a second after every run.
+    atexit.register(os._exit, 0)
+
 registry()
-for _module in filter(None, os.environ.get(PRELOAD_VARIABLE, "").split(",")):
+for _module in ("threadpoolctl", "safetensors.numpy", *os.environ.get(PRELOAD_VARIABLE, "").split(",")):
     with contextlib.suppress(Exception):
         importlib.import_module(_module)
+# The same for all workers of a run, and slow to find out.
+environment.versions()
+environment.machine()
+environment.git_hash()

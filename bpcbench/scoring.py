@@ -7,7 +7,7 @@ import time
 from multiprocessing.connection import wait
 
 from bpcbench.engine import Outcome, Task, Work
-from bpcbench.worker import Worker
+from bpcbench.worker import Worker, note
 
 
 class Scorer(threading.Thread):
@@ -36,6 +36,10 @@ class Scorer(threading.Thread):
                 self.worker.close()
 
     def _score(self, task: Task) -> Outcome:
+        if self.worker is not None and not self.worker.process.is_alive():
+            # It died of something that the score before it left behind; this one is not to blame.
+            self.worker.close(kill=True)
+            self.worker = None
         if self.worker is None:
             self.worker = Worker(self.preload)
         worker = self.worker
@@ -46,11 +50,12 @@ class Scorer(threading.Thread):
             outcome = worker.result()
             ended = not worker.process.is_alive()
             if outcome is None:
-                late = task.timeout is not None and time.monotonic() - begin > task.timeout
+                late = worker.late()
                 if late or self.work.stopping:
                     ended = True
                     status = "failed" if late else "stopped"
                     message = f"it took longer than its timeout of {task.timeout:g} s" if late else "stopped"
+                    note(task, message)
                     outcome = Outcome(task.stage.id, status, time.monotonic() - begin, message)
             if outcome is not None:
                 if ended:

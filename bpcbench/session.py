@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bpcbench.engine import Stage
     from bpcbench.plan import Plan
     from bpcbench.plugins import Registry
     from bpcbench.records import Coreset
@@ -106,6 +107,19 @@ def _planned(
     return Session(found, plan, root, where, tuple(store.messages) if store else ())
 
 
+def _forget(store: Store, stage: Stage) -> None:
+    """Remove all that a stage has left: results, kept fits, snapshots and checkpoints."""
+    from bpcbench.keys import Address
+
+    folder = store.path(stage.addresses[0]).parent
+    every = [path.name.replace(",", "/") for path in folder.iterdir()] if folder.is_dir() else []
+    # Members of a prerequisite are stages of their own.
+    for member in stage.members if stage.kind == "prerequisite" else every:
+        if store.path(Address(stage.kind, stage.key, member)).exists():
+            store.remove(Address(stage.kind, stage.key, member))
+    store.discard_scratch(stage.id)
+
+
 def _remember(session: Session, store: Store) -> None:
     """Keep the suite beside its results, so that `sync` and `ui` know what was run here."""
     import json
@@ -144,9 +158,7 @@ def run(
     session = prepare(
         suite, overrides, out=out, data=data, device=device, skip_missing=skip_missing, recompute=recompute
     )
-    return execute(
-        session, jobs=jobs, inline=inline, debug=debug, recompute=bool(recompute), track=track, quiet=quiet, say=say
-    )
+    return execute(session, jobs=jobs, inline=inline, debug=debug, track=track, quiet=quiet, say=say)
 
 
 def execute(
@@ -155,12 +167,11 @@ def execute(
     jobs: int | None = None,
     inline: bool = False,
     debug: bool = False,
-    recompute: bool = False,
     track: bool = True,
     quiet: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Result:
-    """Run what a session's plan says is to do; with `recompute`, results that are made anew are removed first."""
+    """Run what a session's plan says is to do; what is to be made anew is removed first."""
     from bpcbench.progress import Progress
     from bpcbench.runner import Runner, choose_engine
     from bpcbench.store import Store
@@ -170,10 +181,9 @@ def execute(
     for note in session.notes:
         (say or _to_stderr)(f"note: {note}")
     to_do = session.plan.to_do()
-    for planned in to_do if recompute else ():
-        for address in planned.stage.addresses:
-            if store.path(address).exists():
-                store.remove(address)
+    for planned in to_do:
+        if planned.again:
+            _forget(store, planned.stage)
     progress = Progress(len(to_do), quiet=quiet) if to_do else None
     report = say or (progress.say if progress else _to_stderr)
     listeners: list[Any] = [progress] if progress else []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import multiprocessing
 import resource
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +19,7 @@ from bpcbench import environment
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing, Prerequisite
 from bpcbench.context import StageContext
 from bpcbench.coresets import read_coreset
-from bpcbench.engine import Outcome, Stage, Task
+from bpcbench.engine import Outcome, Task
 from bpcbench.errors import BpcbenchError, Stopped
 from bpcbench.folder import size
 from bpcbench.keys import Address
@@ -45,7 +48,12 @@ def attempt(task: Task, started: Started | None = None, store: Store | None = No
             for module in stage.preload:
                 importlib.import_module(module)
             environment.limit_threads(task.threads)
-            _Run(task, store, started).make()
+            try:
+                _Run(task, store, started).make()
+            except Exception:
+                # Where locks do not work, another process may have been first and removed what this one was using.
+                if not all(store.has(address) for address in stage.addresses):
+                    raise
             store.discard_scratch(stage.id)
     except Busy:
         return Outcome(stage.id, "busy")
@@ -65,18 +73,27 @@ def execute(task: Task, started: Started | None = None) -> Outcome:
         return attempt(task, started, store)
     except BpcbenchError as error:
         message = str(error)
-        traceback.print_exc()
+        trace = traceback.format_exc()
     except MemoryError:
         message = "out of memory"
-        traceback.print_exc()
-    except Exception as error:
+        trace = traceback.format_exc()
+    except (Exception, SystemExit) as error:
         message = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
-    return _failed(task.stage, begin, message, store)
+        trace = traceback.format_exc()
+    _log(task, trace)
+    return Outcome(task.stage.id, "failed", time.monotonic() - begin, message, messages=tuple(store.messages))
 
 
-def _failed(stage: Stage, begin: float, message: str, store: Store) -> Outcome:
-    return Outcome(stage.id, "failed", time.monotonic() - begin, message, messages=tuple(store.messages))
+def _log(task: Task, trace: str) -> None:
+    """Write a traceback to the task's log, which in a worker is where everything goes that is printed."""
+    with contextlib.suppress(OSError):
+        if multiprocessing.parent_process() is None:
+            sys.stderr.write(trace)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        task.log.parent.mkdir(parents=True, exist_ok=True)
+        with task.log.open("a") as stream:
+            stream.write(f"{task.stage.kind} {task.stage.label} failed\n{trace}")
 
 
 @dataclass
@@ -187,9 +204,10 @@ class _Run:
         native = self.body["native"] or {}
 
         def keep(coreset: Coreset, member: str, context: StageContext, extra: Mapping[str, Any]) -> None:
-            recipe = Recipe(
-                self.body["transform"], native.get("network"), native.get("inference"), coreset.recipe.scalars
-            )
+            if not np.isfinite(coreset.images).all() or not np.isfinite(coreset.targets).all():
+                raise ValueError(f"{method.name} returned a coreset with NaN or infinite values ({member})")
+            scalars = {name: float(value) for name, value in coreset.recipe.scalars.items()}
+            recipe = Recipe(self.body["transform"], native.get("network"), native.get("inference"), scalars)
             meta = {
                 "coreset": {
                     "classes": coreset.classes,
@@ -208,8 +226,6 @@ class _Run:
         context = self._context(derive("distil", self.body["seed"]), snapshot)
         coreset = method.distil(data, self.body["ipc"], given, context)
         context.close()
-        if not np.isfinite(coreset.images).all() or not np.isfinite(coreset.targets).all():
-            raise ValueError(f"{method.name} returned a coreset with NaN or infinite values")
         keep(coreset, FINAL, context, {})
 
     def _predict(self) -> None:
@@ -251,6 +267,8 @@ class _Run:
         for item in self.body["inputs"]:
             wanted = SplitRef(item["split"], item["dataset"] and as_ref(item["dataset"]))
             predictions[wanted] = read_predictions(self.store.read(Address.parse(item["address"])))
+        # The process has made other scores before: what they drew must not matter.
+        seed_globals(derive("score", 0))
         begin = time.monotonic()
         scores = evaluator.score(predictions, given)
         values = {name: float(value) for name, value in scores.metrics.items()}

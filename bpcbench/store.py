@@ -31,6 +31,8 @@ from bpcbench.records import Arrays
 
 SCHEMA = 1
 STAGE = "stage.json"
+ABANDONED_SECONDS = 86400.0
+"""How old an unfinished commit must be to be taken for the remains of a process that was killed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +101,18 @@ class Store:
         return False
 
     def _problem(self, address: Address, path: Path) -> str | None:
+        known = self._meta.get(address)
+        problem = self._compare(address, path, known) if known else ""
+        if problem is None:
+            return None
+        # Not read yet, or another process has removed and made it again since.
         try:
-            meta = self._meta.get(address) or folder.read_meta(path, STAGE)
+            self._meta[address] = meta = folder.read_meta(path, STAGE)
         except ValueError as error:
             return str(error)
-        self._meta[address] = meta
+        return self._compare(address, path, meta)
+
+    def _compare(self, address: Address, path: Path, meta: Mapping[str, Any]) -> str | None:
         verified = self._load_verified()
         name = str(address)
         try:
@@ -121,7 +130,7 @@ class Store:
         if self._verified is None:
             self._verified = {}
             for line in _lines(self.root / "verified.jsonl"):
-                self._verified[line["a"]] = line["id"]
+                self._verified[str(line.get("a"))] = line.get("id", [])
         return self._verified
 
     def _note_verified(self, name: str, identity: list[int]) -> None:
@@ -139,9 +148,10 @@ class Store:
 
     def read(self, address: Address) -> Artefact:
         """Return a member; raise StoreError if it is absent or damaged."""
+        noted = len(self.messages)
         if not self.has(address):
-            reason = self.messages[-1] if self.messages else "it is not in the store"
-            raise StoreError(f"{address}: {reason}")
+            reason = self.messages[-1] if len(self.messages) > noted else f"{address} is not in the store"
+            raise StoreError(reason)
         path = self.path(address)
         return Artefact(address, path, self._meta[address], folder.LazyArrays(path / folder.ARRAYS))
 
@@ -208,6 +218,11 @@ class Store:
     def discard_scratch(self, stage: str) -> None:
         """Remove all attempts at a stage; called by the lock's holder once the result is committed."""
         shutil.rmtree(self.scratch(stage), ignore_errors=True)
+        # What processes that were killed while they committed or removed something have left behind.
+        for left in (self.root / "scratch").glob("*/tmp-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
 
     def note_timing(self, family: str, seconds: float, size: int) -> None:
         """Remember what a stage cost, for estimates."""
@@ -217,7 +232,9 @@ class Store:
         """Return seconds and bytes of past stages by family."""
         result: dict[str, list[tuple[float, int]]] = {}
         for line in _lines(self.root / "timings.jsonl"):
-            result.setdefault(line["family"], []).append((line["seconds"], line["bytes"]))
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                cost = (float(line["seconds"]), int(line["bytes"]))
+                result.setdefault(line["family"], []).append(cost)
         return result
 
     def addresses(self) -> Iterator[Address]:
@@ -244,7 +261,8 @@ class Store:
 def check_writable(root: Path) -> None:
     """Raise StoreError unless `root` can be created and written; nothing is created."""
     existing = root
-    while not existing.exists():
+    # Not `exists`, which raises where a folder above may not be searched.
+    while not os.access(existing, os.F_OK):
         existing = existing.parent
     if not existing.is_dir():
         raise StoreError(f"{existing} is a file; choose another folder with --out")
@@ -268,7 +286,7 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with contextlib.suppress(OSError), path.open() as stream:
+    with contextlib.suppress(OSError), path.open(errors="replace") as stream:
         for text in stream:
             try:
                 line = json.loads(text)

@@ -38,7 +38,7 @@ KEYS = {
     "threads": "CPU threads per stage, part of reproducibility, never derived from --jobs",
     "precision": "float32, or another precision that plugins document",
     "device": "auto, cpu, cuda, ...",
-    "timeout": "limit per stage: seconds, or 30m, 2h; none: no limit",
+    "timeout": "limit per stage: seconds, or 30m, 2h; null: no limit",
     "engine": "how stages are run: a name, or a mapping with `plugin` and options",
     "metrics": "the metrics that the table shows, in order",
 }
@@ -124,17 +124,32 @@ def _extended(registry: Registry, path: Path, seen: tuple[Path, ...]) -> Documen
     if path.resolve() in seen:
         raise UserError(f"{path}: extends itself, by way of {' -> '.join(str(p) for p in seen)}")
     own = document.read(path)
-    parents = own.values.get("extends", [])
-    if isinstance(parents, str):
-        parents = [parents]
-    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
-        raise Mistakes(str(path), [Mistake("extends", "expected a suite's name or a list of them", None, str(path))])
     result = Document({})
-    for parent in parents:
-        found = locate(registry, parent, path.parent)
-        result = document.merge(result, _extended(registry, found, (*seen, path.resolve())))
+    for parent in _parents(registry, own, path):
+        result = document.merge(result, _extended(registry, parent, (*seen, path.resolve())))
     result.values.pop("name", None)
     return document.merge(result, own)
+
+
+def _parents(registry: Registry, own: Document, path: Path) -> list[Path]:
+    names = own.values.get("extends") or []
+    names = [names] if isinstance(names, str) else names
+    place = own.place(("extends",))
+    line = place.line if place else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        message = f"expected a suite's name or a list of them, got {names!r}"
+        raise Mistakes(str(path), [Mistake("extends", message, line, str(path))])
+    found, mistakes = [], []
+    for name in names:
+        try:
+            found.append(locate(registry, name, path.parent))
+            if not found[-1].exists():
+                mistakes.append(Mistake("extends", f"{found[-1]}: no such file", line, str(path)))
+        except UserError as error:
+            mistakes.append(Mistake("extends", str(error), line, str(path)))
+    if mistakes:
+        raise Mistakes(str(path), mistakes)
+    return found
 
 
 def load(registry: Registry, name: str, overrides: Sequence[str] = ()) -> Suite:
@@ -142,4 +157,4 @@ def load(registry: Registry, name: str, overrides: Sequence[str] = ()) -> Suite:
     from bpcbench.validation import validate
 
     doc, path = read(registry, name, overrides)
-    return validate(registry, doc, path.stem)
+    return validate(registry, doc, path)

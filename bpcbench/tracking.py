@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bpcbench.cellrun import Point, curve_points, names, read_cell
+from bpcbench.cellrun import Point, curve_points, names, read_cell, run_name
 from bpcbench.engine import Outcome, Stage
 from bpcbench.environment import git_hash, machine, versions
 from bpcbench.keys import digest
@@ -124,12 +124,12 @@ class Book:
         self.parent = run.info.run_id
         self.client.log_dict(self.parent, dict(suite.source), "suite.json")
 
-    def start_cell(self, cell: Cell) -> str:
+    def start_cell(self, cell: Cell, began: int | None = None) -> str:
         """Create the child run of a cell and return its id."""
-        tags = {**names(cell), CELL_TAG: cell_key(cell), "mlflow.runName": cell.label}
+        tags = {**names(cell), CELL_TAG: cell_key(cell), "mlflow.runName": run_name(cell)}
         if self.parent:
             tags[PARENT_TAG] = self.parent
-        run_id: str = self.client.create_run(self.experiment, tags=tags).info.run_id
+        run_id: str = self.client.create_run(self.experiment, began, tags).info.run_id
         return run_id
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
@@ -148,7 +148,7 @@ class Book:
         if cell_key(cell) in self._finished:
             return
         found = read_cell(cell, self.store)
-        run_id = run_id or self.start_cell(cell)
+        run_id = run_id or self.start_cell(cell, found.began)
         params = [Param(name, value[:6000]) for name, value in found.params.items()]
         tags = [RunTag(name, value[:5000]) for name, value in found.tags.items()]
         self.client.log_batch(run_id, params=params[:100], tags=tags[:100])
@@ -160,7 +160,7 @@ class Book:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
             self.client.log_artifacts(run_id, folder)
-        self.client.set_terminated(run_id, "FINISHED")
+        self.client.set_terminated(run_id, "FINISHED", found.ended)
         self._finished[cell_key(cell)] = run_id
 
     def end(self, run_id: str, *, ok: bool) -> None:

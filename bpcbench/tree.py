@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bpcbench.folder import storable
 from bpcbench.records import Array
 
 
@@ -32,8 +33,17 @@ def _torch() -> Any:
 def capture(state: Mapping[str, Any]) -> Packed:
     """Copy a mapping of live objects."""
     arrays: dict[str, Array] = {}
-    skeleton = {name: _pack(_extract(value, name), arrays) for name, value in state.items()}
+    skeleton = {}
+    for name, value in state.items():
+        try:
+            skeleton[name] = _pack(_extract(value, name), arrays)
+        except _Unsupported as error:
+            raise TypeError(f"state {name!r} holds {error}, which cannot be kept in a checkpoint") from None
     return Packed(arrays, skeleton)
+
+
+class _Unsupported(TypeError):
+    """Something inside a state that has no form as arrays and JSON."""
 
 
 def restore(state: Mapping[str, Any], packed: Packed) -> None:
@@ -49,12 +59,12 @@ def capture_globals() -> dict[str, Any]:
     version, internal, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     result: dict[str, Any] = {
-        "python": {"version": version, "internal": list(internal), "gauss": gauss},
+        "python": {"version": version, "internal": np.array(internal, np.uint32), "gauss": gauss},
         "numpy": {"kind": kind, "keys": keys, "position": position, "has_gauss": has_gauss, "cached": cached},
     }
     if torch := _torch():
         result["torch"] = torch.get_rng_state()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             result["cuda"] = list(torch.cuda.get_rng_state_all())
     return result
 
@@ -62,9 +72,9 @@ def capture_globals() -> dict[str, Any]:
 def restore_globals(state: Mapping[str, Any]) -> None:
     """Put the global generators back."""
     python, numpy = state["python"], state["numpy"]
-    random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))
+    random.setstate((python["version"], tuple(map(int, python["internal"])), python["gauss"]))
     numpy_state = (numpy["kind"], numpy["keys"], numpy["position"], numpy["has_gauss"], numpy["cached"])
-    np.random.set_state(numpy_state)  # type: ignore[arg-type]
+    np.random.set_state(numpy_state)
     if (torch := _torch()) and "torch" in state:
         torch.set_rng_state(torch.as_tensor(state["torch"]))
         if "cuda" in state and torch.cuda.is_available():
@@ -90,12 +100,27 @@ def _extract(value: Any, name: str) -> Any:
         return {"generator": value.get_state()}
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return value.state_dict()
-    if isinstance(value, np.ndarray | dict | list) or (torch and isinstance(value, torch.Tensor)):
+    if isinstance(value, dict | list):
+        if any(getattr(leaf, "requires_grad", False) for leaf in _leaves(value)):
+            raise TypeError(
+                f"state {name!r} is a {type(value).__name__} with a tensor that requires grad: an optimiser would keep "
+                "the old one after a resume; name such tensors one by one"
+            )
+        return value
+    if isinstance(value, np.ndarray) or (torch and isinstance(value, torch.Tensor)):
         return value
     raise TypeError(
         f"state {name!r} is a {type(value).__name__}, which cannot be restored in place; pass an object with "
         "state_dict and load_state_dict, a generator, a tensor, an array, a dict or a list"
     )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 def _insert(target: Any, value: Any, name: str) -> None:
@@ -106,33 +131,43 @@ def _insert(target: Any, value: Any, name: str) -> None:
         target.set_state(value["generator"])
     elif hasattr(target, "load_state_dict"):
         target.load_state_dict(value)
-    elif isinstance(target, np.ndarray):
-        target[...] = value
-    elif torch and isinstance(target, torch.Tensor):
-        with torch.no_grad():
-            target.copy_(value)
-    elif isinstance(target, MutableMapping):
+    elif isinstance(target, dict):
         target.clear()
         target.update(value)
-    else:
+    elif isinstance(target, list):
         target[:] = value
+    elif _form(target) != _form(value):
+        raise ValueError(f"state {name!r} is {_form(target)}, the checkpoint holds {_form(value)}")
+    elif isinstance(target, np.ndarray):
+        target[...] = value
+    else:
+        with torch.no_grad():
+            target.copy_(value)
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, np.ndarray | np.generic):
+        return f"an array of {value.dtype} {value.shape}"
+    if (torch := _torch()) and isinstance(value, torch.Tensor):
+        return f"a tensor of {value.dtype} {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def _pack(value: Any, arrays: dict[str, Array]) -> Any:
     torch = _torch()
+    if isinstance(value, np.generic) and storable(np.asarray(value)):
+        return {"s": _keep(np.asarray(value), arrays)}
     if value is None or isinstance(value, bool | int | float | str):
         return {"v": value} if not isinstance(value, float) else {"f": value.hex()}
     if torch and isinstance(value, torch.Tensor):
-        return {"t": _keep(_tensor_bytes(value, torch), arrays), "dtype": str(value.dtype), "shape": list(value.shape)}
-    if isinstance(value, np.ndarray):
+        return {"t": [_keep(_tensor_bytes(value, torch), arrays), str(value.dtype), list(value.shape)]}
+    if isinstance(value, np.ndarray) and storable(value):
         return {"a": _keep(np.array(value, order="C", copy=True), arrays)}
-    if isinstance(value, np.generic):
-        return {"s": _keep(np.asarray(value), arrays)}
     if isinstance(value, Mapping):
         return {"d": [[_pack(key, arrays), _pack(item, arrays)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         return {"l" if isinstance(value, list) else "u": [_pack(item, arrays) for item in value]}
-    raise TypeError(f"a {type(value).__name__} cannot be kept in a checkpoint")
+    raise _Unsupported(_form(value))
 
 
 def _tensor_bytes(tensor: Any, torch: Any) -> Array:
@@ -150,15 +185,16 @@ def _keep(array: Array, arrays: dict[str, Array]) -> str:
 
 def _unpack(node: Any, arrays: Mapping[str, Array]) -> Any:
     torch = _torch()
-    ((tag, value), *_) = node.items()
+    ((tag, value),) = node.items()
     if tag == "v":
         return value
     if tag == "f":
         return float.fromhex(value)
     if tag == "t":
-        dtype = getattr(torch, node["dtype"].removeprefix("torch."))
-        data = torch.from_numpy(np.array(arrays[value]))
-        return (data.view(dtype) if data.numel() else data.to(dtype)).reshape(node["shape"])
+        name, kind, shape = value
+        dtype = getattr(torch, kind.removeprefix("torch."))
+        data = torch.from_numpy(np.array(arrays[name]))
+        return (data.view(dtype) if data.numel() else data.to(dtype)).reshape(shape)
     if tag == "a":
         return np.array(arrays[value])
     if tag == "s":

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from bpcbench.api import Engine, Preprocessing
+from bpcbench.cases import Case, read_cases, read_exclude
 from bpcbench.document import Document, KeyPath
 from bpcbench.errors import Mistake, Mistakes, UserError, unknown
 from bpcbench.options import OptionError, build
@@ -27,9 +28,9 @@ _KIND = {
 }
 
 
-def validate(registry: Registry, doc: Document, default_name: str = "suite") -> Suite:
-    """Return the Suite that a document describes, or raise Mistakes."""
-    return _Validator(registry, doc).suite(default_name)
+def validate(registry: Registry, doc: Document, file: Path = Path("suite")) -> Suite:
+    """Return the Suite that a document describes, or raise Mistakes; one without a name is called like its file."""
+    return _Validator(registry, doc).suite(file)
 
 
 class _Validator:
@@ -44,7 +45,7 @@ class _Validator:
         found = Mistake(".".join(path), message, place.line if place else None, place.file if place else None)
         self.mistakes.setdefault((path, message), found)
 
-    def suite(self, default_name: str) -> Suite:
+    def suite(self, file: Path) -> Suite:
         values = self.doc.values
         for key in values:
             if key not in KEYS:
@@ -63,22 +64,23 @@ class _Validator:
         for axis in ("datasets", "methods", "evaluators", "inferences", "networks"):
             if not axes[axis] and not any(path[0] == axis for path, _ in self.mistakes):
                 self.mistake((axis,), "empty: at least one is needed")
-        cases = self._cases(values.get("cases"), set(datasets), axes)
+        cases = read_cases(values.get("cases"), axes, self.mistake)
         settings = {
             (label, count): self._setting(axes, [c for c in cases if c.matches(label, count)])
             for label in axes["datasets"]
             for count in ipc
         }
+        if not settings:
+            self._setting(axes, [])  # There is no cell, but what is wrong with the plugins is to be said all the same.
         seeds = self._seeds(values.get("seeds", {"distil": 1, "evaluate": 1}))
         protocol = self._protocol(values)
         simple = self._simple(values)
-        exclude = self._exclude(values.get("exclude"), axes, ipc)
+        exclude = read_exclude(values.get("exclude"), axes, self.mistake)
         engine = self._engine(values.get("engine", "local"))
         if self.mistakes:
-            first = next(iter(self.doc.places.values()), None)
-            raise Mistakes(first.file if first else "suite", self.mistakes.values())
+            raise Mistakes(str(file), self.mistakes.values())
         return Suite(
-            name=str(values.get("name") or default_name),
+            name=str(values.get("name") or file.stem),
             description=str(values.get("description") or ""),
             protocol=protocol,
             datasets=cast(Any, datasets),
@@ -126,8 +128,15 @@ class _Validator:
         name, options = json.loads(ref_text)
         return build(self.registry, kind, Ref(name, options), base)
 
-    def _plugin(self, path: KeyPath, kind: str, options: Mapping[str, Any], base: Any = None) -> Any:
-        options = dict(options)
+    def _plugin(
+        self,
+        path: KeyPath,
+        kind: str,
+        options: Mapping[str, Any],
+        base: Any = None,
+        origins: Mapping[str, KeyPath] | None = None,
+    ) -> Any:
+        options, origins = dict(options), origins or {}
         name = options.pop("plugin", path[-1])
         if not isinstance(name, str):
             self.mistake((*path, "plugin"), f"expected a plugin's name, got {name!r}")
@@ -136,20 +145,24 @@ class _Validator:
             return self.build(kind, json.dumps([name, options], default=str), base)
         except OptionError as error:
             for problem in error.problems:
-                self.mistake((*path, *problem.path), problem.message)
+                where = origins.get(problem.path[0]) if problem.path else None
+                self.mistake(where or (*path, *problem.path), problem.message)
         except UserError as error:
-            self.mistake((*path, "plugin") if (*path, "plugin") in self.doc.places else path, str(error))
+            written = (*path, "plugin")
+            self.mistake(origins.get("plugin") or (written if written in self.doc.places else path), str(error))
         return None
 
-    def _setting(self, axes: Mapping[str, Mapping[str, dict[str, Any]]], cases: list[_Case]) -> Setting:
+    def _setting(self, axes: Mapping[str, Mapping[str, dict[str, Any]]], cases: list[Case]) -> Setting:
         chosen: dict[str, dict[str, Any]] = {}
         reserved: dict[str, str] = {}
         for axis in ("methods", "preprocessing", "inferences", "networks"):
             chosen[axis] = {}
             for label, base_options in axes[axis].items():
                 options = dict(base_options)
+                origins: dict[str, KeyPath] = {}
                 for case in cases:
-                    options.update(case.options.get((axis, label), {}))
+                    for option, (value, origin) in case.options.get((axis, label), {}).items():
+                        options[option], origins[option] = value, origin
                 if label == NATIVE and axis in ("inferences", "networks") and not options:
                     chosen[axis][label] = None
                     continue
@@ -157,10 +170,10 @@ class _Validator:
                     wanted = options.pop("preprocessing", "default")
                     if wanted not in axes["preprocessing"]:
                         message = unknown("preprocessing", wanted, axes["preprocessing"])
-                        self.mistake((axis, label, "preprocessing"), message)
+                        self.mistake(origins.get("preprocessing") or (axis, label, "preprocessing"), message)
                     reserved[label] = wanted
                 base = Preprocessing if axis == "preprocessing" else None
-                chosen[axis][label] = self._plugin((axis, label), _KIND[axis], options, base)
+                chosen[axis][label] = self._plugin((axis, label), _KIND[axis], options, base, origins)
         methods = {label: MethodChoice(plugin, reserved[label]) for label, plugin in chosen["methods"].items()}
         return Setting(methods, chosen["preprocessing"], chosen["inferences"], chosen["networks"])
 
@@ -193,12 +206,12 @@ class _Validator:
 
     def _protocol(self, values: Mapping[str, Any]) -> int:
         protocol = values.get("protocol")
-        if protocol not in PROTOCOLS:
+        if type(protocol) is not int or protocol not in PROTOCOLS:
             allowed = ", ".join(map(str, PROTOCOLS))
             what = "missing" if "protocol" not in values else f"unknown version {protocol!r}"
             self.mistake(("protocol",), f"{what} (allowed: {allowed})")
             return PROTOCOLS[-1]
-        return int(cast(int, protocol))
+        return protocol
 
     def _engine(self, raw: Any) -> Engine | None:
         if isinstance(raw, str):
@@ -238,73 +251,7 @@ class _Validator:
             seconds = float(raw[:-1]) * unit[raw[-1]] if isinstance(raw, str) else float(raw)
         except (ValueError, KeyError, TypeError, IndexError):
             seconds = -1
-        if isinstance(raw, bool) or not seconds > 0:
+        if isinstance(raw, bool) or not 0 < seconds < float("inf"):
             self.mistake(("timeout",), f"expected seconds above 0, or a text such as 30m or 2h, got {raw!r}")
             return None
         return seconds
-
-    def _cases(self, raw: Any, datasets: set[str], axes: Mapping[str, Mapping[str, Any]]) -> list[_Case]:
-        result: list[_Case] = []
-        for path, item in self._items("cases", raw):
-            if not isinstance(item, Mapping) or set(item) != {"when", "set"}:
-                self.mistake(path, "expected {when: {dataset, ipc}, set: {KEY: value}}")
-                continue
-            when = self._pattern((*path, "when"), item["when"], {"dataset": datasets, "ipc": None})
-            options: dict[tuple[str, str], dict[str, Any]] = {}
-            for key, value in (item["set"] or {}).items() if isinstance(item["set"], Mapping) else ():
-                parts = key.split(".")
-                if len(parts) != 3 or parts[0] not in ("methods", "preprocessing", "inferences", "networks"):
-                    self.mistake((*path, "set", key), "expected methods|preprocessing|inferences|networks.LABEL.OPTION")
-                elif parts[1] not in axes[parts[0]]:
-                    self.mistake((*path, "set", key), unknown("label", parts[1], axes[parts[0]]))
-                else:
-                    options.setdefault((parts[0], parts[1]), {})[parts[2]] = value
-            result.append(_Case(when, options))
-        return result
-
-    def _exclude(
-        self, raw: Any, axes: Mapping[str, Mapping[str, Any]], ipc: tuple[int, ...]
-    ) -> tuple[Mapping[str, tuple[Any, ...]], ...]:
-        allowed = {
-            "dataset": set(axes["datasets"]),
-            "ipc": None,
-            "method": set(axes["methods"]),
-            "inference": set(axes["inferences"]),
-            "network": set(axes["networks"]),
-        }
-        return tuple(self._pattern(path, item, allowed) for path, item in self._items("exclude", raw))
-
-    def _items(self, key: str, raw: Any) -> list[tuple[KeyPath, Any]]:
-        if raw is None:
-            return []
-        if not isinstance(raw, list):
-            self.mistake((key,), f"expected a list, got {raw!r}")
-            return []
-        return [((key, str(i)), item) for i, item in enumerate(raw)]
-
-    def _pattern(self, path: KeyPath, raw: Any, allowed: Mapping[str, set[str] | None]) -> dict[str, tuple[Any, ...]]:
-        if not isinstance(raw, Mapping) or not raw:
-            self.mistake(path, f"expected a mapping of {', '.join(allowed)}")
-            return {}
-        result = {}
-        for key, value in raw.items():
-            if key not in allowed:
-                self.mistake((*path, key), unknown("key", key, allowed))
-                continue
-            values = tuple(value) if isinstance(value, list) else (value,)
-            names = allowed[key]
-            for item in values if names is not None else ():
-                if item not in (names or ()):
-                    self.mistake((*path, key), unknown(key, item, names or ()))
-            result[key] = values
-        return result
-
-
-@dataclass(frozen=True)
-class _Case:
-    when: Mapping[str, tuple[Any, ...]]
-    options: Mapping[tuple[str, str], Mapping[str, Any]]
-
-    def matches(self, dataset: str, ipc: int) -> bool:
-        cell = {"dataset": dataset, "ipc": ipc}
-        return all(cell[key] in values for key, values in self.when.items())

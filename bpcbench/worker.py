@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import fcntl
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection, wait
@@ -17,6 +20,12 @@ from bpcbench.engine import Outcome, Task
 
 PRELOAD_VARIABLE = "BPCBENCH_PRELOAD"
 _NEVER_INHERITED = "BPCBENCH_"
+BEGUN = "begun"
+"""What a worker says when it takes up a task."""
+STARTING_SECONDS = 300.0
+"""How long the server may take to load frameworks before the time of a stage begins to count."""
+_STARTING = threading.Lock()
+"""Held while a worker is started: what the environment and `__main__` are for that moment is global."""
 
 
 class Worker:
@@ -28,14 +37,17 @@ class Worker:
         self.connection, theirs = context.Pipe()
         settings = {name: value for name, value in os.environ.items() if name.startswith(_NEVER_INHERITED)}
         self.process: Any = context.Process(target=serve, args=(theirs, settings))
-        with _server_environment(preload), _no_main_module():
+        with _STARTING, _server_environment(preload), _no_main_module():
             self.process.start()
         theirs.close()
         self.task: Task | None = None
+        self._sent = 0.0
+        self._begun: float | None = None
 
     def send(self, task: Task) -> None:
         """Hand over a task."""
         self.task = task
+        self._sent, self._begun = time.monotonic(), None
         # A worker that died at once is found out by `result`.
         with contextlib.suppress(OSError):
             self.connection.send(task)
@@ -47,20 +59,28 @@ class Worker:
     def result(self) -> Outcome | None:
         """Return the outcome if there is one; a process that died without an answer has failed."""
         assert self.task is not None
+        # Asked for first: what it sent before it ended must not be missed.
+        ended = not self.process.is_alive()
         try:
-            if self.connection.poll():
+            while self.connection.poll():
                 outcome = self.connection.recv()
-                assert isinstance(outcome, Outcome)
-                return outcome
+                if isinstance(outcome, Outcome):
+                    return outcome
+                self._begun = time.monotonic()
         except (EOFError, OSError):
-            pass
-        if self.process.is_alive():
+            # It has closed its end, so it is about to be gone.
             self.process.join(0.05)
-            if self.process.is_alive():
-                return None
-        if self.connection.poll():
-            return self.result()
-        return Outcome(self.task.stage.id, "failed", message=_death(self.process.exitcode))
+        if not ended:
+            return None
+        message = _death(self.process.exitcode)
+        note(self.task, message)
+        return Outcome(self.task.stage.id, "failed", message=message)
+
+    def late(self) -> bool:
+        """Say whether the task has taken longer than its timeout, not counting the start of server and process."""
+        assert self.task is not None
+        begun = self._sent + STARTING_SECONDS if self._begun is None else self._begun
+        return self.task.timeout is not None and time.monotonic() - begun > self.task.timeout
 
     def terminate(self) -> None:
         """Ask the process to stop: it writes a checkpoint first."""
@@ -80,6 +100,14 @@ class Worker:
             self.process.join()
         self.connection.close()
         self.process.close()
+
+
+def note(task: Task, text: str) -> None:
+    """Add a line to the log of a task, for what its own process could not say."""
+    with contextlib.suppress(OSError):
+        task.log.parent.mkdir(parents=True, exist_ok=True)
+        with task.log.open("a") as stream:
+            stream.write(f"{task.stage.kind} {task.stage.label}: {text}\n")
 
 
 def _death(code: int | None) -> str:
@@ -121,6 +149,10 @@ def serve(connection: Connection, settings: Mapping[str, str]) -> None:
     """Run tasks until None arrives or the parent is gone. This is the whole life of a worker process."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The server blocks it, so that one that comes while the worker starts is not lost but waits until here.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    faulthandler.enable(file=2)
     _adopt(settings)
     while True:
         try:
@@ -129,6 +161,8 @@ def serve(connection: Connection, settings: Mapping[str, str]) -> None:
             return
         if task is None:
             return
+        with contextlib.suppress(OSError):
+            connection.send(BEGUN)
         outcome = _run(task)
         with contextlib.suppress(OSError):
             connection.send(outcome)
@@ -157,8 +191,10 @@ def _run(task: Task) -> Outcome:
         return Outcome(task.stage.id, "stopped", message="stopped")
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # A disk that is full must not cost the answer.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
 
 
 def _redirect(task: Task) -> None:
@@ -178,6 +214,12 @@ def _die_with_parent() -> None:
         os._exit(70)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+    if sys.platform == "linux":
+        # The thread cannot run while a plugin holds the interpreter in one long call; the kernel can.
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def _adopt(settings: Mapping[str, str]) -> None:

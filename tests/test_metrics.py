@@ -9,12 +9,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 import sklearn.metrics as oracle
-from bpcbench_torch.torchvision_compat import import_torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpcbench import metrics
 from bpcbench.records import Array
+from bpcbench_torch.torchvision_compat import import_torchvision
 
 SCORED: list[Callable[[Array, Array], float]] = [metrics.accuracy, metrics.nll, metrics.brier, metrics.ece]
 SEPARATED: list[Callable[[Array, Array], float]] = [metrics.auroc, metrics.aupr_in, metrics.aupr_out, metrics.fpr95]

@@ -37,7 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
         jobs=arguments.jobs,
         inline=arguments.in_process,
         debug=arguments.pdb,
-        recompute=bool(arguments.recompute),
         track=not arguments.no_mlflow,
         quiet=arguments.quiet,
     )

@@ -14,6 +14,7 @@ import time
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 from bpcbench import environment, folder, session
 from bpcbench.errors import BpcbenchError, MissingData, UserError, unknown
@@ -68,7 +69,12 @@ def ui(arguments: argparse.Namespace) -> int:
         _check_port(arguments.port)
     book = tracking.Book(latest.plan, store).open()
     base = uri.rstrip("/") if remote else f"http://127.0.0.1:{arguments.port}"
-    address = f"{base}/#/experiments/{book.experiment}/runs"
+    # Flat, best first: the runs of cells, not the invocations above them.
+    chosen = {
+        "searchFilter": f"tags.`{tracking.CELL_TAG}` != ''",
+        "orderByKey": f"metrics.`{latest.plan.suite.metrics[0]}`",
+    }
+    address = f"{base}/#/experiments/{book.experiment}/runs?{urlencode(chosen, quote_via=quote)}&orderByAsc=false"
     print(f"{latest.plan.suite.name}: {address}", flush=True)
     if remote:
         webbrowser.open(address)

@@ -21,7 +21,7 @@ _SEEDS = 2**63
 class ConvNetwork(Network):
     """Convolution, normalisation, ReLU and average pooling, repeated `depth` times, then a linear layer.
 
-    The network of FRePo (Zhou, Nezhadarya & Ba, 2022), RCIG (Loo et al., 2023) and VBPC (Kim et al., 2025).
+    The network of FRePo (Zhou, Nezhadarya & Ba, 2022), RCIG (Loo et al., 2023) and VBPC (Lee et al., 2025).
     """
 
     framework: ClassVar[str] = "torch"

@@ -39,11 +39,16 @@ class NetworkPredictive(Predictive):
 
     def arrays(self) -> Arrays:
         """Return all parameters and buffers, named `MEMBER.NAME`."""
-        return {
-            f"{index}.{name}": value.detach().cpu().contiguous().numpy().copy()
-            for index, model in enumerate(self.models)
-            for name, value in model.state_dict().items()
-        }
+        return state_arrays(self.models)
+
+
+def state_arrays(models: Sequence[nn.Module]) -> dict[str, Array]:
+    """Return all parameters and buffers of networks, named `MEMBER.NAME`."""
+    return {
+        f"{index}.{name}": value.detach().cpu().contiguous().numpy().copy()
+        for index, model in enumerate(models)
+        for name, value in model.state_dict().items()
+    }
 
 
 def load_arrays(model: nn.Module, arrays: Arrays, member: int) -> None:

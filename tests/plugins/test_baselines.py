@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bpcbench_baselines.herding import Herding, greedy_mean
-from bpcbench_baselines.kmeans import KMeans
-from bpcbench_baselines.random_choice import RandomChoice
-from bpcbench_baselines.whole import Whole
-from bpcbench_data.digits import Digits
-from bpcbench_torch.preprocessing import Standardize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpcbench.api import Method
 from bpcbench.records import Data, Facts, Given, Ref, Split, Transform
 from bpcbench.sampling import per_class
+from bpcbench_baselines.herding import Herding, greedy_mean
+from bpcbench_baselines.kmeans import KMeans
+from bpcbench_baselines.random_choice import RandomChoice
+from bpcbench_baselines.whole import Whole
+from bpcbench_data.digits import Digits
+from bpcbench_torch.preprocessing import Standardize
 
 ALL = [RandomChoice(), Herding(), KMeans(), Whole()]
 BY_CLASS = ALL[:3]

@@ -6,11 +6,11 @@ import io
 
 import numpy as np
 import pytest
-from bpcbench_evaluators.classification import Classification
 from PIL import Image
 
 from bpcbench import metrics
 from bpcbench.records import Facts, Given, Predictions, Scores, SplitRef, Transform
+from bpcbench_evaluators.classification import Classification
 
 MEMBERS = np.log(np.array([[[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]], [[0.5, 0.5], [0.1, 0.9], [0.4, 0.6]]]))
 LABELS = np.array([0, 1, 0])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bpcbench_data.digits import Digits
 
 from bpcbench.errors import MissingData
 from bpcbench.records import Array
+from bpcbench_data.digits import Digits
 
 ROOT = Path("nowhere")
 FROZEN = {

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bpcbench_data.digits import Digits
-from bpcbench_torch.inferences import Ensemble, NetworkInference
-from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork, ConvNN
-from bpcbench_torch.training import Schedule, loss_for, settle_statistics, train
 
 from bpcbench.api import Network
 from bpcbench.records import Convention, Coreset, Facts, Offer
 from bpcbench.sampling import per_class
+from bpcbench_data.digits import Digits
+from bpcbench_torch.inferences import Ensemble, NetworkInference
+from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork, ConvNN
+from bpcbench_torch.training import Schedule, loss_for, settle_statistics, train
 
 FAMILY = [ConvBN, ConvIN, ConvGN, ConvNN]
 INFERENCES = [NetworkInference(steps=20), Ensemble(steps=20, members=2)]

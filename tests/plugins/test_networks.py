@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork, ConvNN
 from torch import Tensor, nn
 
 from bpcbench.records import Facts
+from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork, ConvNN
 
 FAMILY = [ConvBN, ConvIN, ConvGN, ConvNN]
 ORDERS = ["norm-first", "conv-first"]

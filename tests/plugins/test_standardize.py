@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bpcbench_torch import preprocessing
-from bpcbench_torch.preprocessing import Standardize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from bpcbench.records import Arrays, Data, Facts, Split
+from bpcbench_torch import preprocessing
+from bpcbench_torch.preprocessing import Standardize
 
 IMAGES = npst.arrays(np.uint8, st.tuples(st.integers(1, 6), st.integers(1, 3), st.just(4), st.just(5)))
 

@@ -1,0 +1,94 @@
+"""The parts of a suite that speak of some cells only: `cases` sets options for them, `exclude` leaves them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bpcbench.document import KeyPath
+from bpcbench.errors import unknown
+
+Pattern = Mapping[str, tuple[Any, ...]]
+"""The allowed values by key (`dataset`, `ipc`, ...); a cell matches if it has one of them for every key."""
+
+_Axes = Mapping[str, Mapping[str, Any]]
+_Report = Callable[[KeyPath, str], None]
+_SETTABLE = ("methods", "preprocessing", "inferences", "networks")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Options by axis and label, each with the place that set it, for the cells that `when` matches."""
+
+    when: Pattern
+    options: Mapping[tuple[str, str], Mapping[str, tuple[Any, KeyPath]]]
+
+    def matches(self, dataset: str, ipc: int) -> bool:
+        """Say whether the options hold for these cells."""
+        cell = {"dataset": dataset, "ipc": ipc}
+        return all(cell[key] in values for key, values in self.when.items())
+
+
+def read_cases(raw: Any, axes: _Axes, mistake: _Report) -> list[Case]:
+    """Return the cases; what is wrong with them is handed to `mistake`."""
+    result: list[Case] = []
+    for path, item in _items("cases", raw, mistake):
+        if not isinstance(item, Mapping) or set(item) != {"when", "set"} or not isinstance(item["set"], Mapping):
+            mistake(path, "expected {when: {dataset, ipc}, set: {KEY: value}}")
+            continue
+        when = _pattern((*path, "when"), item["when"], {"dataset": set(axes["datasets"]), "ipc": None}, mistake)
+        options: dict[tuple[str, str], dict[str, tuple[Any, KeyPath]]] = {}
+        for key, value in item["set"].items():
+            where = (*path, "set", key)
+            parts = key.split(".")
+            if len(parts) != 3 or parts[0] not in _SETTABLE:
+                mistake(where, f"expected {'|'.join(_SETTABLE)}.LABEL.OPTION")
+            elif parts[1] not in axes[parts[0]]:
+                mistake(where, unknown("label", parts[1], axes[parts[0]]))
+            else:
+                options.setdefault((parts[0], parts[1]), {})[parts[2]] = (value, where)
+        result.append(Case(when, options))
+    return result
+
+
+def read_exclude(raw: Any, axes: _Axes, mistake: _Report) -> tuple[Pattern, ...]:
+    """Return the patterns of cells to leave out; what is wrong with them is handed to `mistake`."""
+    allowed = {
+        "dataset": set(axes["datasets"]),
+        "ipc": None,
+        "method": set(axes["methods"]),
+        "inference": set(axes["inferences"]),
+        "network": set(axes["networks"]),
+    }
+    return tuple(_pattern(path, item, allowed, mistake) for path, item in _items("exclude", raw, mistake))
+
+
+def _items(key: str, raw: Any, mistake: _Report) -> list[tuple[KeyPath, Any]]:
+    if raw is None:
+        return []
+    if not isinstance(raw, list):
+        mistake((key,), f"expected a list, got {raw!r}")
+        return []
+    return [((key, str(i)), item) for i, item in enumerate(raw)]
+
+
+def _pattern(path: KeyPath, raw: Any, allowed: Mapping[str, set[str] | None], mistake: _Report) -> Pattern:
+    if not isinstance(raw, Mapping) or not raw:
+        mistake(path, f"expected a mapping of {', '.join(allowed)}")
+        return {}
+    result = {}
+    for key, value in raw.items():
+        if key not in allowed:
+            mistake((*path, key), unknown("key", key, allowed))
+            continue
+        values = tuple(value) if isinstance(value, list) else (value,)
+        names = allowed[key]
+        for item in values:
+            if names is None:
+                if type(item) is not int:
+                    mistake((*path, key), f"expected an integer or a list of them, got {value!r}")
+            elif not isinstance(item, str) or item not in names:
+                mistake((*path, key), unknown(key, item, names))
+        result[key] = values
+    return result

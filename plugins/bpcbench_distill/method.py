@@ -1,0 +1,82 @@
+"""The method FRePo. Torch is imported when something is distilled."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from bpcbench.api import Context, option
+from bpcbench.records import Coreset, Data, Facts, Given, Native, Recipe, Ref, Split
+from bpcbench.sampling import stratified_holdout
+from bpcbench_torch.pool_method import PoolMethod
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FRePo(PoolMethod):
+    """Neural feature regression with pooling (Zhou, Nezhadarya & Ba, NeurIPS 2022).
+
+    The outer loss of a real batch B with centred one-hot targets y is that of kernel ridge regression on features,
+
+        mean_B 0.5 ||phi(x) Phi^T (K + 1e-6 tr(K)/n I)^{-1} Y - y||^2 - mean min(top1(Y) - top2(Y), 1/k),
+
+    whose second term keeps the winning label of every learned row ahead. As in the authors' code: no augmentation while
+    distilling, mirrored copies of the images appended (`mirror: auto` for RGB images of at most 10 classes, or at one
+    image per class), LAMB with a cosine that ends at 10 %.
+    """
+
+    name: ClassVar[str] = "frepo"
+
+    lr: float = option(3e-4, "learning rate of the images")
+    optimiser: Literal["adam", "lamb"] = option("lamb", "optimiser of images and labels")
+    final_lr: float = option(0.1, "learning rate at the end of the cosine, as a share of its start")
+    augmentation: str = option("none", "strategy (bpcbench_torch.augmentation) while distilling")
+    ridge: float = option(1e-6, "ridge in units of the mean of the kernel's diagonal")
+    label_margin: bool = option(True, "keep the winning label ahead")
+    mirror: Literal["auto", "yes", "no"] = option("auto", "append mirrored copies of the images")
+    evaluation_steps: int = option(1000, "steps of the native inference")
+    temperature_share: float = option(0.05, "share of the training data held out to fit the softmax temperature; 0: none")
+
+    def native(self, facts: Facts, ipc: int) -> Native:
+        """Plain regression of a fresh network on the learned labels, as the authors evaluate."""
+        return Native(Ref("frepo", {"steps": self.evaluation_steps}), Ref(self.network.name, asdict(self.network)))
+
+    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+        """Return the last iterate, with the temperature that fits a network trained on it to held-out data."""
+        if not self.temperature_share:
+            return super().distil(data, ipc, given, ctx)
+        from bpcbench_distill.inference import RegressionInference
+        from bpcbench_distill.predictive import fit
+        from bpcbench_distill.temperature import fit_temperature
+
+        kept, held = stratified_holdout(data.labels, self.temperature_share, seed=1)
+        rest = replace(data, train=Split(data.train.images[kept], data.labels[kept]))
+        coreset = super().distil(rest, ipc, given, ctx)
+        trained = fit(RegressionInference(steps=self.evaluation_steps), coreset, self.network, ctx)
+        outputs = trained.outputs(given.transform.apply(data.train.images[held])).cpu().numpy()
+        temperature = fit_temperature(outputs, data.labels[held])
+        return replace(coreset, recipe=Recipe(scalars={**coreset.recipe.scalars, "temperature": temperature}))
+
+    def rows(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Append mirrored copies where the authors do."""
+        from bpcbench_distill.kernel import mirrored
+
+        rgb, classes = images.shape[1] == 3, targets.shape[1]
+        auto = rgb and (classes <= 10 or (classes <= 200 and len(targets) == classes))
+        return mirrored(images, targets) if self.mirror == "yes" or (self.mirror == "auto" and auto) else (images, targets)
+
+    def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, data: Data) -> dict[str, Tensor]:
+        """Return the loss and its label term."""
+        import torch.nn.functional as F  # noqa: N812
+
+        from bpcbench_distill.kernel import krr, margin
+
+        classes = targets.shape[1]
+        wanted = F.one_hot(labels, classes).to(targets.dtype) - 1.0 / classes
+        regression = 0.5 * (krr(features, targets, real, self.ridge) - wanted).square().sum(1).mean()
+        if not self.label_margin:
+            return {"loss": regression}
+        label_term = margin(targets, 1.0 / classes)
+        return {"loss": regression + label_term, "regression": regression.detach(), "margin": label_term.detach()}

@@ -1,0 +1,21 @@
+"""What this package brings to bpcbench."""
+
+from __future__ import annotations
+
+from bpcbench import Inference, Method, hookimpl
+from bpcbench_distill.inference import RegressionInference
+from bpcbench_distill.method import FRePo
+
+BPCBENCH_API = 1
+
+
+@hookimpl
+def bpcbench_methods() -> list[type[Method]]:
+    """Register the method."""
+    return [FRePo]
+
+
+@hookimpl
+def bpcbench_inferences() -> list[type[Inference]]:
+    """Register its inference."""
+    return [RegressionInference]

@@ -1,0 +1,156 @@
+"""The loop of methods that distil through a pool of networks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bpcbench.api import Context
+from bpcbench.records import Array, Coreset, Data, Given, Recipe
+from bpcbench.sampling import per_class
+from bpcbench_torch.augmentation import Augmentation
+from bpcbench_torch.batches import Batches
+from bpcbench_torch.lamb import Lamb
+from bpcbench_torch.pool import Pool
+from bpcbench_torch.pool_method import PoolMethod
+from bpcbench_torch.strategy import strategy
+from bpcbench_torch.targets import centred_targets
+
+
+def initial_images(method: PoolMethod, data: Data, ipc: int, given: Given, seed: int) -> tuple[Array, Array]:
+    """Return the images a coreset starts from, in network space, and the class of each."""
+    chosen = per_class(data.labels, ipc, seed)
+    classes = np.asarray(data.labels)[chosen]
+    pixels = np.asarray(data.train.images[chosen])
+    if method.init == "uniform":
+        pixels = np.random.default_rng(seed).integers(0, 256, pixels.shape, dtype=np.uint8)
+    return given.transform.apply(pixels), classes
+
+
+def cosine(step: int, total: int, final: float) -> float:
+    """Return the factor of the learning rate: 1 at the start, `final` at the end, along a half cosine."""
+    return final + (1.0 - final) * (0.5 + 0.5 * math.cos(math.pi * step / total))
+
+
+def distil(method: PoolMethod, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    """Run the loop of a method and return its last iterate."""
+    count = data.facts.classes
+    start, classes = initial_images(method, data, ipc, given, ctx.seed)
+    images = torch.tensor(start, device=ctx.device, requires_grad=True)
+    fresh = Coreset(start, classes, classes, count)
+    targets = torch.tensor(centred_targets(fresh, method.label_scale), device=ctx.device)
+    targets.requires_grad_(method.learn_labels)
+    learned = [images, targets] if method.learn_labels else [images]
+    optimizer = _optimizer(method, images, targets)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    pool = Pool(
+        method.network,
+        data.facts.shape,
+        count,
+        size=method.pool,
+        updates=method.updates,
+        lr=method.pool_lr,
+        seed=ctx.seed,
+        device=ctx.device,
+    )
+    batches = Batches(data, given.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device)
+    generator = torch.Generator(ctx.device).manual_seed(ctx.seed + 2)
+    augment = strategy(method.augmentation_used(), data.facts.shape[0])
+    features = _Features(method, ctx)
+
+    def coreset() -> Coreset:
+        return Coreset(
+            images=images.detach().to("cpu", torch.float32, copy=True).contiguous().numpy(),
+            targets=targets.detach().to("cpu", torch.float32, copy=True).numpy(),
+            class_ids=classes,
+            classes=count,
+            convention=method.convention(),
+            recipe=Recipe(scalars=method.scalars(len(classes))),
+        )
+
+    state = {
+        "images": images,
+        "targets": targets,
+        "optimizer": optimizer,
+        "pool": pool,
+        "batches": batches,
+        "generator": generator,
+    }
+    for step in ctx.steps(method.steps, state=state, snapshot=coreset):
+        model = pool.draw()
+        real, labels = batches.next()
+        phi_real = features.constant(model, augment(real, generator))
+        rows, row_targets = method.rows(images, targets)
+        phi = features(model, augment(rows, generator))
+        values = method.outer(phi, row_targets, phi_real, labels, data)
+        factor = cosine(step, method.steps, method.final_lr)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        # Only what is learned: gradients of the network's weights would be computed in vain.
+        for tensor, gradient in zip(learned, torch.autograd.grad(values["loss"], learned), strict=True):
+            tensor.grad = gradient
+        optimizer.step()
+        pool.update(lambda model: _pool_loss(method, model, images, targets, augment, generator))
+        ctx.log(**values)
+    return coreset()
+
+
+def _optimizer(method: PoolMethod, images: Tensor, targets: Tensor) -> torch.optim.Optimizer:
+    groups = [{"params": [images], "lr": method.lr}]
+    if method.learn_labels:
+        groups.append({"params": [targets], "lr": method.lr if method.label_lr is None else method.label_lr})
+    return Lamb(groups) if method.optimiser == "lamb" else torch.optim.Adam(groups)
+
+
+def _pool_loss(
+    method: PoolMethod,
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    augment: Augmentation,
+    generator: torch.Generator,
+) -> Tensor:
+    x, y = images.detach(), targets.detach()
+    if len(x) > method.pool_rows:
+        rows = torch.randperm(len(x), generator=generator, device=x.device)[: method.pool_rows]
+        x, y = x[rows], y[rows]
+    return method.pool_loss(model, augment(x, generator) if method.augment_pool else x, y)
+
+
+class _Features:
+    """Features of a network without touching its running statistics."""
+
+    def __init__(self, method: PoolMethod, ctx: Context) -> None:
+        self.batch = method.statistics == "batch"
+        self.device = ctx.device
+        self.bf16 = ctx.precision == "bf16"
+
+    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
+        if not self.batch:
+            return model.features(images)  # type: ignore[operator]
+        buffers = {name: value.clone() for name, value in model.named_buffers()}
+        model.train()
+        phi: Tensor = torch.func.functional_call(_Body(model), {f"model.{k}": v for k, v in buffers.items()}, (images,))
+        model.eval()
+        return phi
+
+    @torch.no_grad()
+    def constant(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return features that are not differentiated; `bf16` computes them under autocast."""
+        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.bf16):
+            return self(model, images).float()
+
+
+class _Body(nn.Module):
+    """A network seen from its features."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features."""
+        return self.model.features(images)  # type: ignore[operator]

@@ -1,0 +1,93 @@
+"""A pool of networks at different stages of training on a coreset, which distillation draws from (FRePo, 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bpcbench.api import Network
+
+Loss = Callable[[nn.Module], Tensor]
+
+
+class Pool:
+    """`size` networks, each with its own Adam; one that has been updated `updates` times starts afresh.
+
+    The counters start staggered, at multiples of updates / size, although all weights are new, so that not all
+    networks are replaced at once. All draws come from one generator, and the whole pool is one state for checkpoints.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        shape: tuple[int, int, int],
+        classes: int,
+        *,
+        size: int,
+        updates: int,
+        lr: float,
+        seed: int,
+        device: str,
+    ) -> None:
+        self.network, self.shape, self.classes = network, shape, classes
+        self.updates, self.lr, self.device = updates, lr, device
+        self.generator = torch.Generator().manual_seed(seed)
+        self.counters = [updates // size * index for index in range(size)]
+        self.models = [self._fresh() for _ in range(size)]
+        self.optimizers = [self._optimizer(model) for model in self.models]
+        self.current = 0
+
+    def _seed(self) -> int:
+        return int(torch.randint(2**31, (), generator=self.generator))
+
+    def _fresh(self) -> nn.Module:
+        model: nn.Module = self.network.build(self.shape, self.classes, self._seed()).to(self.device)
+        return model.eval()
+
+    def _optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), self.lr, fused=self.device in ("cpu", "cuda"))
+
+    def draw(self) -> nn.Module:
+        """Return one of the networks, drawn uniformly, in evaluation mode."""
+        self.current = int(torch.randint(len(self.models), (), generator=self.generator))
+        return self.models[self.current]
+
+    def update(self, loss: Loss) -> None:
+        """Take one step of the network drawn last on `loss(model)`, in training mode, or replace it if it is due."""
+        index = self.current
+        if self.counters[index] >= self.updates:
+            self.models[index] = self._fresh()
+            self.optimizers[index] = self._optimizer(self.models[index])
+            self.counters[index] = 0
+            return
+        model, optimizer = self.models[index], self.optimizers[index]
+        model.train()
+        value = loss(model)
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        optimizer.step()
+        model.eval()
+        self.counters[index] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that changes."""
+        return {
+            "models": [model.state_dict() for model in self.models],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "counters": list(self.counters),
+            "current": self.current,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for index, (model, optimizer) in enumerate(zip(state["models"], state["optimizers"], strict=True)):
+            self.models[index].load_state_dict(model)
+            self.optimizers[index] = self._optimizer(self.models[index])
+            self.optimizers[index].load_state_dict(optimizer)
+        self.counters = list(state["counters"])
+        self.current = int(state["current"])
+        self.generator.set_state(state["generator"])

@@ -1,0 +1,1 @@
+"""Variational Bayesian pseudo-coresets (Lee et al., 2025) for bpcbench, with the mathematics as a plain library."""

@@ -1,0 +1,120 @@
+"""Fitting and using the variational predictive of the last layer, in torch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bpcbench.api import Context, Network, Predictive
+from bpcbench.records import Array, Arrays, Coreset, Predicted
+from bpcbench_torch.predictive import load_arrays, state_arrays
+from bpcbench_torch.strategy import strategy
+from bpcbench_torch.targets import centred_targets
+from bpcbench_torch.training import settle_statistics
+from bpcbench_vbpc import posterior
+from bpcbench_vbpc.inference import VariationalInference
+from bpcbench_vbpc.likelihood import mean_field_log_probs, monte_carlo_log_probs
+
+_CHUNK = 250
+"""How many images go through the network at a time."""
+
+
+class VariationalPredictive(Predictive):
+    """The predictive of a trained network whose last layer has the posterior `q`; it keeps n^ h + n^^2 numbers."""
+
+    def __init__(self, inference: VariationalInference, model: nn.Module, q: posterior.Posterior, seed: int) -> None:
+        self.inference, self.model, self.q, self.seed = inference, model.eval(), q, seed
+        self.device = next(model.parameters()).device
+
+    @torch.inference_mode()
+    def predict(self, images: Array) -> Predicted:
+        """Return log-probabilities and the predictive variance of the logits."""
+        rows = [self._logits(part) for part in torch.tensor(images, dtype=torch.float32).split(_CHUNK)]
+        mean, variance = (torch.cat(parts) for parts in zip(*rows, strict=True))
+        if self.inference.samples:
+            # Anew for every batch, so that a row does not depend on how the split was cut into batches.
+            generator = torch.Generator().manual_seed(self.seed)
+            log_probs = monte_carlo_log_probs(mean, variance, self.inference.samples, generator)
+        else:
+            log_probs = mean_field_log_probs(mean, variance, factor=self.inference.variance_factor)
+        return Predicted(log_probs.float().cpu().numpy(), {"variance": variance.float().cpu().numpy()})
+
+    def log_probs(self, images: Array) -> Array:
+        """Return log-probabilities of images in network space."""
+        return self.predict(images).log_probs
+
+    def _logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return self.q.predict(self.model.features(images.to(self.device)))  # type: ignore[operator]
+
+    def full(self) -> tuple[Array, Array]:
+        """Return the posterior itself: the means m*, (h, k), and the covariance V*, (h, h), common to all classes."""
+        mean, covariance = self.q.full()
+        return mean.cpu().numpy(), covariance.cpu().numpy()
+
+    def arrays(self) -> Arrays:
+        """Return the network; the posterior follows from it and the coreset."""
+        return state_arrays([self.model])
+
+
+def fit(inference: VariationalInference, coreset: Coreset, network: Network, ctx: Context) -> VariationalPredictive:
+    """Train a fresh network on the coreset and take the closed-form posterior of its last layer."""
+    model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
+    images, targets = _tensors(inference, coreset, ctx)
+    optimizer = torch.optim.Adam(model.parameters(), inference.lr)
+    generator = torch.Generator(ctx.device).manual_seed(ctx.seed)
+    augment = strategy(inference.augmentation, coreset.images.shape[1])
+    model.train()
+    state = {"model": model, "optimizer": optimizer, "generator": generator}
+    for _ in ctx.steps(inference.steps, state=state, what="network"):
+        x, y = images, targets
+        if len(x) > inference.rows:
+            rows = torch.randperm(len(x), generator=generator, device=x.device)[: inference.rows]
+            x, y = x[rows], y[rows]
+        loss = 0.5 * (model(augment(x, generator)) - y).square().sum(1).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        ctx.log(loss=loss.detach())
+    if inference.statistics == "settled":
+        settle_statistics(model, images, inference.rows, torch.Generator().manual_seed(ctx.seed))
+    return _predictive(inference, model, images, targets, coreset, ctx)
+
+
+def restore(
+    inference: VariationalInference, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context
+) -> VariationalPredictive:
+    """Return the predictive of a kept network."""
+    model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed)
+    load_arrays(model, arrays, 0)
+    images, targets = _tensors(inference, coreset, ctx)
+    return _predictive(inference, model.to(ctx.device), images, targets, coreset, ctx)
+
+
+def _tensors(inference: VariationalInference, coreset: Coreset, ctx: Context) -> tuple[Tensor, Tensor]:
+    images = torch.tensor(coreset.images, device=ctx.device)
+    return images, torch.tensor(centred_targets(coreset, inference.label_scale), device=ctx.device)
+
+
+@torch.no_grad()
+def _predictive(
+    inference: VariationalInference,
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    coreset: Coreset,
+    ctx: Context,
+) -> VariationalPredictive:
+    model.eval()
+    features = torch.cat([model.features(part) for part in images.split(_CHUNK)])  # type: ignore[operator]
+    q = posterior.fit(
+        features,
+        targets,
+        inference.scalar(coreset, "rho", 1.0),
+        inference.scalar(coreset, "gamma", 100.0),
+        inference.scalar(coreset, "beta_s", float(len(images))),
+    )
+    if not math.isfinite(float(q.kl())):
+        raise ValueError("the posterior of the last layer is not finite: the coreset or the network has diverged")
+    return VariationalPredictive(inference, model, q, ctx.seed)
