@@ -44,6 +44,11 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--published", action="store_true", help="add the paper's numbers")
     report.add_argument("--output", metavar="FILE", help="write to a file")
 
+    tune = _suite_command(commands, "tune", "suite:tune", "try the settings a suite declares, on the validation split")
+    tune.add_argument("--output", metavar="FILE", help="write the preset to a file (default: print it)")
+    tune.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
+    tune.add_argument("--quiet", action="store_true", help="print failures and the preset only")
+
     schema = commands.add_parser("schema", help="print a JSON schema of suites, for editors")
     schema.set_defaults(run="catalogue:schema")
 

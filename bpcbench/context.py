@@ -101,7 +101,9 @@ class StageContext:
     ) -> Iterator[int]:
         """Yield the steps still to do; see `bpcbench.api.Context.steps`."""
         if self.looping:
-            raise RuntimeError("ctx.steps() inside a loop of ctx.steps(): only loops one after the other can be resumed")
+            raise RuntimeError(
+                "ctx.steps() inside a loop of ctx.steps(): only loops one after the other can be resumed"
+            )
         if self._pending:
             # Of a loop that was left early; they belong to its name and its steps.
             self._flush(self._step + 1)
@@ -286,16 +288,16 @@ def _warn(text: str) -> None:
 def _as_floats(values: list[Any]) -> list[float]:
     torch = sys.modules.get("torch")
     result = [math.nan] * len(values)
-    by_device: dict[Any, list[int]] = {}
+    alike: dict[Any, list[int]] = {}
     for index, value in enumerate(values):
         if torch is not None and isinstance(value, torch.Tensor):
-            by_device.setdefault(value.device, []).append(index)
+            alike.setdefault((value.device, value.dtype, value.shape), []).append(index)
         else:
             result[index] = float(value.item() if isinstance(value, np.ndarray) else value)
-    for device, indices in by_device.items():
+    for (device, _, _), indices in alike.items():
         # One transfer for all of them: reading them one by one would wait for the device each time.
-        wide = torch.float32 if device.type == "mps" else torch.float64  # type: ignore[union-attr]
-        moved = torch.stack([values[i].reshape(()).to(wide) for i in indices]).tolist()  # type: ignore[union-attr]
-        for index, number in zip(indices, moved, strict=True):
+        stacked = torch.stack([values[index] for index in indices])  # type: ignore[union-attr]
+        wide = stacked.double() if device.type != "mps" else stacked.float()
+        for index, number in zip(indices, wide.flatten().tolist(), strict=True):
             result[index] = number
     return result

@@ -27,7 +27,13 @@ if PRELOAD_VARIABLE in os.environ:
     atexit.register(os._exit, 0)
 
 registry()
-for _module in ("threadpoolctl", "safetensors.numpy", *os.environ.get(PRELOAD_VARIABLE, "").split(",")):
+for _module in (
+    "numpy.ma",
+    "omegaconf",
+    "safetensors.numpy",
+    "threadpoolctl",
+    *os.environ.get(PRELOAD_VARIABLE, "").split(","),
+):
     with contextlib.suppress(Exception):
         importlib.import_module(_module)
 # The same for all workers of a run, and slow to find out.

@@ -42,6 +42,15 @@ def suite_schema(registry: Registry) -> dict[str, Any]:
         "engine": _choice(registry, "engine", registry.names("engine")),
         "metrics": {"type": "array", "items": {"type": "string"}, "minItems": 1},
     }
+    properties["tune"] = _record(
+        {
+            "trials": {"type": "integer", "minimum": 2},
+            "seed": {"type": "integer"},
+            "objective": {"type": "string"},
+            "space": {"type": "object", "additionalProperties": {"type": "object"}},
+        }
+    )
+    properties["tuned"] = {"type": "object"}
     for axis, kind in _AXES.items():
         properties[axis] = _axis(registry, axis, kind)
     for key, text in KEYS.items():

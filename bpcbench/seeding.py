@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import random
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +20,37 @@ def derive(axis: str, index: int | str) -> int:
 
 
 def seed_globals(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and, if loaded, torch."""
+    """Seed the global generators of Python, NumPy and torch; torch, if it is not loaded yet, once it is."""
     random.seed(seed)
     np.random.seed(seed)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _SeedTorch)]
     if torch := sys.modules.get("torch"):
         torch.manual_seed(seed)
+    else:
+        sys.meta_path.insert(0, _SeedTorch(seed))
+
+
+class _SeedTorch:
+    """Seeds torch when a plugin imports it: whether another plugin has had it preloaded must not change draws."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find torch as the finders after this one do."""
+        if name != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            load = loader.exec_module
+
+            def load_and_seed(module: Any) -> None:
+                load(module)
+                module.manual_seed(self.seed)
+
+            loader.exec_module = load_and_seed
+        return spec

@@ -62,6 +62,40 @@ def prepare(
     return _planned(found, loaded, out, data, skip_missing=skip_missing, recompute=recompute)
 
 
+def tune(
+    suite: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path = DEFAULT_OUT,
+    data: str | None = None,
+    device: str | None = None,
+    jobs: int | None = None,
+    inline: bool = False,
+    track: bool = False,
+    quiet: bool = False,
+    command: str = "bpcbench tune",
+) -> tuple[str, Result]:
+    """Run the trials that a suite declares, on the validation split, and return the preset (YAML) with the result.
+
+    Trials are stages like any others: they are kept, shared, and not run again.
+    """
+    from bpcbench import tuning
+    from bpcbench.collect import collect
+    from bpcbench.plugins import registry
+    from bpcbench.suite import read
+    from bpcbench.validation import validate
+
+    found = registry()
+    doc, path = read(found, suite, [*overrides, *([f"device={device}"] if device else [])])
+    space = tuning.declared(doc)
+    trials = validate(found, tuning.trial_document(doc, space, str(doc.values.get("name") or path.stem)))
+    session = _planned(found, trials, out, data, skip_missing=False)
+    result = execute(session, jobs=jobs, inline=inline, track=track, quiet=quiet)
+    store = session.store
+    assert store is not None
+    return tuning.preset(tuning.choose(collect(session.plan, store), space), space, command), result
+
+
 def remembered(out: str | Path = DEFAULT_OUT, data: str | None = None, name: str | None = None) -> list[Session]:
     """Return the suites that were run into a store, as they were then, the latest first."""
     import json

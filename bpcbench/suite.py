@@ -41,6 +41,8 @@ KEYS = {
     "timeout": "limit per stage: seconds, or 30m, 2h; null: no limit",
     "engine": "how stages are run: a name, or a mapping with `plugin` and options",
     "metrics": "the metrics that the table shows, in order",
+    "tune": "{trials, seed, objective, space: {METHOD: {OPTION: values}}}: what `bpcbench tune` tries",
+    "tuned": "written by `bpcbench tune`: what was tried for each method; tables print the number",
 }
 
 
@@ -83,6 +85,8 @@ class Suite:
     timeout: float | None = None
     engine: Engine | None = None
     metrics: tuple[str, ...] = ("acc", "nll")
+    tried: Mapping[str, int] = field(default_factory=dict)
+    """Settings that were tried on the validation split, by method."""
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def excluded(self, **cell: Any) -> bool:
@@ -126,9 +130,21 @@ def _extended(registry: Registry, path: Path, seen: tuple[Path, ...]) -> Documen
     own = document.read(path)
     result = Document({})
     for parent in _parents(registry, own, path):
-        result = document.merge(result, _extended(registry, parent, (*seen, path.resolve())))
+        result = _laid_over(result, _extended(registry, parent, (*seen, path.resolve())))
     result.values.pop("name", None)
-    return document.merge(result, own)
+    return _laid_over(result, own)
+
+
+def _laid_over(below: Document, above: Document) -> Document:
+    """Merge suites: `cases` follow each other, the later ones winning, so that presets of several methods combine."""
+    first, second = (doc.values.get("cases") for doc in (below, above))
+    if not (isinstance(first, list) and isinstance(second, list)):
+        return document.merge(below, above)
+    shifted = {
+        ("cases", str(int(path[1]) + len(first)), *path[2:]) if path[0] == "cases" and len(path) > 1 else path: place
+        for path, place in above.places.items()
+    }
+    return document.merge(below, Document({**above.values, "cases": [*first, *second]}, {**below.places, **shifted}))
 
 
 def _parents(registry: Registry, own: Document, path: Path) -> list[Path]:

@@ -237,12 +237,24 @@ class _Validator:
                 result[key] = values[key]
         if values.get("timeout") is not None:
             result["timeout"] = self._seconds(values["timeout"])
+        if "tuned" in values:
+            result["tried"] = self._tried(values["tuned"])
         if "metrics" in values:
             metrics = values["metrics"]
             if not isinstance(metrics, list) or not metrics or not all(isinstance(m, str) for m in metrics):
                 self.mistake(("metrics",), f"expected a list of metric names, got {metrics!r}")
             else:
                 result["metrics"] = tuple(metrics)
+        return result
+
+    def _tried(self, raw: Any) -> dict[str, int]:
+        result = {}
+        for method, record in raw.items() if isinstance(raw, Mapping) else ():
+            trials = record.get("trials") if isinstance(record, Mapping) else None
+            if not isinstance(trials, int):
+                self.mistake(("tuned", method), "expected a record with `trials`, as `bpcbench tune` writes it")
+            else:
+                result[method] = trials
         return result
 
     def _seconds(self, raw: Any) -> float | None:

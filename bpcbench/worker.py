@@ -35,11 +35,14 @@ class Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["bpcbench.preloaded"])
         self.connection, theirs = context.Pipe()
+        # Never written to: that this end is closed tells the worker that its parent is gone.
+        ending, self._alive = context.Pipe(duplex=False)
         settings = {name: value for name, value in os.environ.items() if name.startswith(_NEVER_INHERITED)}
-        self.process: Any = context.Process(target=serve, args=(theirs, settings))
+        self.process: Any = context.Process(target=serve, args=(theirs, ending, settings))
         with _STARTING, _server_environment(preload), _no_main_module():
             self.process.start()
         theirs.close()
+        ending.close()
         self.task: Task | None = None
         self._sent = 0.0
         self._begun: float | None = None
@@ -99,6 +102,7 @@ class Worker:
             self.process.kill()
             self.process.join()
         self.connection.close()
+        self._alive.close()
         self.process.close()
 
 
@@ -145,9 +149,9 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def serve(connection: Connection, settings: Mapping[str, str]) -> None:
+def serve(connection: Connection, ending: Connection, settings: Mapping[str, str]) -> None:
     """Run tasks until None arrives or the parent is gone. This is the whole life of a worker process."""
-    _die_with_parent()
+    _die_with_parent(ending)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # The server blocks it, so that one that comes while the worker starts is not lost but waits until here.
@@ -205,21 +209,18 @@ def _redirect(task: Task) -> None:
     os.close(descriptor)
 
 
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
+def _die_with_parent(ending: Connection) -> None:
     def watch() -> None:
-        wait([parent.sentinel])
+        wait([ending])
         os._exit(70)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
     if sys.platform == "linux":
         # The thread cannot run while a plugin holds the interpreter in one long call; the kernel can.
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-        flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+        descriptor = ending.fileno()
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _adopt(settings: Mapping[str, str]) -> None:

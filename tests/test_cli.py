@@ -66,12 +66,12 @@ def test_overrides_may_stand_after_options(store):
     assert {item["status"] for item in json.loads(done.stdout)} == {"cached"}
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_report_formats(store, format, capsys):
-    assert main(["report", "quickstart", *TINY, "--out", str(store), "--format", format, "--metrics", "acc"]) == 0
+@pytest.mark.parametrize("kind", FORMATS)
+def test_report_formats(store, kind, capsys):
+    assert main(["report", "quickstart", *TINY, "--out", str(store), "--format", kind, "--metrics", "acc"]) == 0
     text = capsys.readouterr().out
     assert "random" in text
-    if format == "json":
+    if kind == "json":
         json.loads(text)
 
 

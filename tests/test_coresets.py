@@ -95,9 +95,7 @@ def test_an_export_overwrites_nothing(made: Toy, tmp_path: Path) -> None:
         export_coreset(Store.open(made.out), address(made.out, "toy-real"), tmp_path / "taken")
 
 
-def test_an_export_that_fails_leaves_nothing(
-    made: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_fails_leaves_nothing(made: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = address(made.out, "toy-real")
     real = folder._write_durably
 
@@ -134,7 +132,7 @@ def test_damage_is_refused(copy: Path, tmp_path: Path, exported: bool, file: str
         with pytest.raises(UserError, match=words):
             read(path)
     (path / file).unlink()
-    with pytest.raises(UserError, match="cannot be read|there is no stage.json"):
+    with pytest.raises(UserError, match=r"cannot be read|there is no stage\.json"):
         load_coreset(path)
 
 

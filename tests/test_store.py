@@ -145,7 +145,7 @@ def test_damage_is_set_aside_and_said(store: Store, damage) -> None:
 def test_read_says_why(store: Store) -> None:
     commit(store)
     store.messages.append("something else")
-    with pytest.raises(StoreError, match="predict.* is not in the store"):
+    with pytest.raises(StoreError, match=r"predict.* is not in the store"):
         store.read(Address("predict", "q", "final"))
     flip(store.path(ADDRESS) / folder.ARRAYS)
     with pytest.raises(StoreError, match="does not match its checksum"):

@@ -63,6 +63,8 @@ def test_all_keys(registry: Registry, write_suite: Write) -> None:
     timeout: 1.5h
     engine: {plugin: inline}
     metrics: [acc]
+    tune: {space: {a: {iterations: [1, 2]}}}
+    tuned: {a: {trials: 2}}
     """
     suite = load(registry, write_suite(text))
     assert set(KEYS) - set(suite.source) == {"extends"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -84,7 +85,9 @@ def test_pictures_and_descriptions_are_attached(tracked, tmp_path):
     for name in ("coreset.png", "reliability.png"):
         with Image.open(client.download_artifacts(run.info.run_id, name, str(tmp_path))) as picture:
             assert picture.width > 100
-    stage = json.loads(open(client.download_artifacts(run.info.run_id, "predict/stage.json", str(tmp_path))).read())
+    stage = json.loads(
+        Path(client.download_artifacts(run.info.run_id, "predict/stage.json", str(tmp_path))).read_text()
+    )
     assert stage["kind"] == "predict"
     assert stage["environment"]["torch"]
 

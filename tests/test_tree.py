@@ -39,7 +39,11 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray | np.generic):
         return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
     if isinstance(left, float):
-        return math.isnan(left) if math.isnan(right) else (left, math.copysign(1, left)) == (right, math.copysign(1, right))
+        return (
+            math.isnan(left)
+            if math.isnan(right)
+            else (left, math.copysign(1, left)) == (right, math.copysign(1, right))
+        )
     if isinstance(left, dict):
         return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):
@@ -61,13 +65,26 @@ SCALARS = st.one_of(
 )
 NUMPY = st.one_of(
     hnp.arrays(
-        st.one_of(hnp.boolean_dtypes(), hnp.integer_dtypes(endianness="<"), hnp.floating_dtypes(endianness="<", sizes=(16, 32, 64))),
+        st.one_of(
+            hnp.boolean_dtypes(),
+            hnp.integer_dtypes(endianness="<"),
+            hnp.floating_dtypes(endianness="<", sizes=(16, 32, 64)),
+        ),
         hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
     ),
     st.floats().map(np.float64),
     st.integers(-100, 100).map(np.int8),
 )
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64)
+DTYPES = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
 TENSORS = st.builds(
     lambda dtype, shape, seed: torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(3).to(dtype),
     st.sampled_from(DTYPES),
@@ -147,7 +164,9 @@ def test_a_leaf_stays_the_leaf_of_its_optimizer() -> None:
 
 def _training() -> tuple[dict[str, Any], Any]:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1)
+    )
     optimizer = torch.optim.Adam(model.parameters(), 0.01, amsgrad=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
     ours, theirs = torch.Generator().manual_seed(1), np.random.default_rng(2)

@@ -142,6 +142,28 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def tune(arguments: argparse.Namespace) -> int:
+    """Run the trials of a suite and write the preset."""
+    text, result = session.tune(
+        arguments.suite,
+        arguments.overrides,
+        out=arguments.out,
+        data=arguments.data,
+        device=arguments.device,
+        jobs=arguments.jobs,
+        quiet=arguments.quiet,
+        command=shlex.join(["bpcbench", "tune", arguments.suite, *arguments.overrides]),
+    )
+    if result.exit_code:
+        print(_failures(arguments, result), file=sys.stderr)
+    if arguments.output:
+        Path(arguments.output).write_text(text)
+        print(f"preset written to {arguments.output}", file=sys.stderr)
+    else:
+        print(text, end="")
+    return result.exit_code
+
+
 def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
     from bpcbench.collect import collect
     from bpcbench.report import build, published, render
@@ -157,6 +179,7 @@ def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
         metrics=tuple(wanted.split(",")) if wanted else suite.metrics,
         title=f"{suite.name} (protocol {suite.protocol}, {suite.split} split)",
         published=published() if getattr(arguments, "published", False) else (),
+        tried=suite.tried,
     )
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None

@@ -102,6 +102,7 @@ def build(
     *,
     unranked: Collection[str] = ("whole",),
     published: Sequence[Published] = (),
+    tried: Mapping[str, int] | None = None,
 ) -> Table:
     """Return a line per (method, inference, network) as they first appear and a group per (data set, ipc), sorted.
 
@@ -109,6 +110,7 @@ def build(
     Per column the best and the second of the finite means are marked, and all that are tied with the best inside
     noise; methods in `unranked` are shown without being ranked, and nothing is marked where fewer than two compete.
     `published` numbers of the paper's main table make further, unranked lines for the methods that are measured.
+    `tried` says how many settings were tried on the validation split for a method; it becomes a footnote.
     Raise UserError if rows contradict each other.
     """
     rows = [row for row in rows if row.metric in metrics]
@@ -130,9 +132,16 @@ def build(
         *_spread_notes(lines, columns, counts, usual),
         *_cell_notes(lines),
         *notes(rows),
+        *_tried_notes(lines, tried or {}),
         *([PUBLISHED] if below else ()),
     )
     return Table(title, ("method", *labels), groups, (*lines, *below), footnotes)
+
+
+def _tried_notes(lines: Sequence[Line], tried: Mapping[str, int]) -> list[str]:
+    shown = dict.fromkeys(line.method for line in lines if line.method in tried)
+    counts = ", ".join(f"{method} {tried[method]}" for method in shown)
+    return [f"Settings tried on the validation split, per data set and ipc: {counts}."] if shown else []
 
 
 def _columns(rows: Sequence[Row], metric: str) -> list[Column]:

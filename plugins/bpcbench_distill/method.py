@@ -37,7 +37,7 @@ class FRePo(PoolMethod):
     label_margin: bool = option(True, "keep the winning label ahead")
     mirror: Literal["auto", "yes", "no"] = option("auto", "append mirrored copies of the images")
     evaluation_steps: int = option(1000, "steps of the native inference")
-    temperature_share: float = option(0.05, "share of the training data held out to fit the softmax temperature; 0: none")
+    temperature_share: float = option(0.05, "share of train held out to fit the softmax temperature; 0: none")
 
     def native(self, facts: Facts, ipc: int) -> Native:
         """Plain regression of a fresh network on the learned labels, as the authors evaluate."""
@@ -65,7 +65,8 @@ class FRePo(PoolMethod):
 
         rgb, classes = images.shape[1] == 3, targets.shape[1]
         auto = rgb and (classes <= 10 or (classes <= 200 and len(targets) == classes))
-        return mirrored(images, targets) if self.mirror == "yes" or (self.mirror == "auto" and auto) else (images, targets)
+        wanted = self.mirror == "yes" or (self.mirror == "auto" and auto)
+        return mirrored(images, targets) if wanted else (images, targets)
 
     def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, data: Data) -> dict[str, Tensor]:
         """Return the loss and its label term."""

@@ -88,7 +88,10 @@ def _standardised(images: Array, moments: Arrays) -> Iterator[tuple[slice, Array
 
 
 def _covariance(images: Array, moments: Arrays) -> tuple[Array, Array]:
-    """Return mean and covariance of standardised images, (d,) and (d, d), in float64."""
+    """Return mean and covariance of standardised images, (d,) and (d, d).
+
+    In float64: float32 would take two thirds of the time, and is not good enough for a small regularisation.
+    """
     d = math.prod(images.shape[1:])
     total, products = np.zeros(d), np.zeros((d, d))
     for _, chunk in _standardised(images, moments):

@@ -32,7 +32,7 @@ class VariationalInference(Inference):
     gamma: float | None = option(None, "likelihood precision; none: from the recipe, else 100")
     beta_s: float | None = option(None, "weight of the KL; none: from the recipe, else the number of images")
     label_scale: float = option(1.0, "factor of targets made from class numbers or probabilities")
-    statistics: Literal["running", "settled"] = option("running", "BatchNorm: as training left it, or of the clean coreset")
+    statistics: Literal["running", "settled"] = option("running", "BatchNorm: as trained, or of the clean coreset")
     variance_factor: float = option(1.0, "factor of the variance in the mean-field softmax")
     samples: int = option(0, "draws of a Monte Carlo predictive; 0: the mean-field formula")
 

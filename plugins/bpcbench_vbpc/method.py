@@ -24,8 +24,8 @@ class VBPC(PoolMethod):
 
     with predictive mean m and variance v, is differentiated exactly through that closed form; labels are learned too.
 
-    Where the paper is silent or contradicts itself, the defaults are: gamma is the likelihood's precision, 100; the loss
-    averages over the batch (`form: sum` is as printed); BatchNorm uses running statistics, from the coreset, when
+    Where the paper is silent or contradicts itself, the defaults are: gamma, 100, is the likelihood's precision; the
+    loss averages over the batch (`form: sum` is as printed); BatchNorm uses running statistics, from the coreset, when
     features are computed; one augmentation is drawn per call, for the pool updates as well (`augment_pool`); pool
     counters start staggered; the cosine ends at 0. `label_scale` and `label_lr` deviate from the paper: its 500,000
     steps have time to grow the labels, a short budget does not.

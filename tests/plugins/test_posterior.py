@@ -143,7 +143,7 @@ def test_kl_against_torch_distributions(rho: float, gamma: float, path: Literal[
 @pytest.mark.parametrize("path", ["dual", "primal"])
 @pytest.mark.parametrize("own", [False, True])
 def test_gradients_against_central_differences(path: Literal["dual", "primal"], own: bool) -> None:
-    features, targets, phi = problem(4, 6, 3, 5)
+    features, targets, phi = problem(3, 5, 2, 4)
     inputs = [tensor.requires_grad_() for tensor in (features + 0.1, targets, phi + 0.1)]
 
     def outputs(features: Tensor, targets: Tensor, phi: Tensor) -> tuple[Tensor, ...]:
