@@ -6,6 +6,7 @@ import errno
 import json
 import random
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,21 @@ def test_not_even_the_complaint_can_be_written(tmp_path: Path, monkeypatch: pyte
     ctx = make(tmp_path, keep_snapshot=full)
     image = Coreset(np.zeros((1, 1, 1, 1), np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64), 2)
     assert list(ctx.steps(5, state={"x": np.zeros(3)}, snapshot=lambda: image)) == [0, 1, 2, 3, 4]
+
+
+def test_the_folder_goes_while_it_is_used(tmp_path: Path) -> None:
+    """Where locks do not work, a rival that was first removes all attempts; this one ends undisturbed."""
+    ctx = make(tmp_path)
+    ctx._pause = ctx._interval = 0.0
+    for step in ctx.steps(20, state={"x": np.zeros(3)}):
+        ctx._save_cost = 0.0
+        if step in (5, 12):
+            shutil.rmtree(tmp_path, ignore_errors=True)
+        ctx.log(x=step)
+    assert checkpoint.newest(tmp_path) is not None
+    assert ctx.scratch.is_dir()
+    ctx.close()
+    assert [step for _, step, _ in points(ctx, "x")] == list(range(20))
 
 
 def test_scratch_is_private_and_exists(tmp_path: Path) -> None:

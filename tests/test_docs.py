@@ -53,7 +53,7 @@ def test_the_python_example_of_the_readme_runs(tmp_path):
 
 
 def test_the_suite_of_the_documentation_is_valid():
-    (text,) = blocks(ROOT / "docs" / "suites.md", "yaml")
+    text = "\n".join(blocks(ROOT / "docs" / "suites.md", "yaml"))
     suite = validate(registry(), parse(text.replace("extends: quickstart", ""), "docs/suites.md"))
     assert suite.timeout == 7200
     assert "herding" not in suite.settings["digits", 1].methods

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 from toy_runs import Toy, until
+
+from bpcbench import stages
+from bpcbench.engine import Stage, Task
+from bpcbench.store import Store
 
 METHODS = "{a: {plugin: toy-loop, steps: 40}, b: {plugin: toy-loop, steps: 41}, c: {plugin: toy-real, wait: 0.5}}"
 
@@ -16,13 +24,13 @@ def both(toy: Toy, **settings: object) -> None:
 
 
 def test_two_runs_share_the_work(toy: Toy) -> None:
-    toy.write(METHODS, "seeds: {distil: 2}", evaluators="classification, toy-shifted")
+    toy.write(METHODS, evaluators="classification, toy-shifted")
     both(toy)
-    assert len(toy.counted("coreset")) == 6
-    assert len(toy.counted("fit")) == 6
-    assert len(toy.counted("score")) == 6
+    assert len(toy.counted("coreset")) == 3
+    assert len(toy.counted("fit")) == 3
+    assert len(toy.counted("score")) == 3
     assert {step for _, _, step in toy.counted("from")} == {"0"}
-    alone = Toy(toy.folder / "alone").write(METHODS, "seeds: {distil: 2}", evaluators="classification, toy-shifted")
+    alone = Toy(toy.folder / "alone").write(METHODS, evaluators="classification, toy-shifted")
     alone.run()
     assert toy.results() == alone.results()
     assert not list((toy.out / "scratch").glob("*/*"))
@@ -37,6 +45,24 @@ def test_two_runs_without_locks(toy: Toy) -> None:
     alone = Toy(toy.folder / "alone").write(METHODS, evaluators="classification, toy-shifted")
     alone.run()
     assert toy.results() == alone.results()
+
+
+def test_a_rival_that_was_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails because another process has made it meanwhile, and tidied up, has not failed."""
+    store = Store.open(tmp_path / "store")
+    stage = Stage(kind="coreset", key="k", members=("final",), label="", plugin="", body={})
+    task = Task(stage, store.root, tmp_path, "attempt", tmp_path / "log")
+
+    def beaten(self: Any) -> None:
+        raise FileNotFoundError("gone")
+
+    def beaten_by_a_rival(self: Any) -> None:
+        Store.open(store.root).commit(stage.addresses[0], {}, {})
+        raise FileNotFoundError("gone")
+
+    for make, status in ((beaten, "failed"), (beaten_by_a_rival, "done")):
+        monkeypatch.setattr(stages._Run, "make", make)
+        assert stages.execute(task).status == status
 
 
 def test_a_successor_waits_for_the_living(toy: Toy) -> None:

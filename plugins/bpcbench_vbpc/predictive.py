@@ -22,7 +22,7 @@ _CHUNK = 250
 
 
 class VariationalPredictive(Predictive):
-    """The predictive of a trained network whose last layer has the posterior `q`; it keeps n^ h + n^^2 numbers."""
+    """The predictive of a trained network whose last layer has the posterior `q`; it keeps n^ h + 2 n^^2 numbers."""
 
     def __init__(self, inference: VariationalInference, model: nn.Module, q: posterior.Posterior, seed: int) -> None:
         self.inference, self.model, self.q, self.seed = inference, model.eval(), q, seed

@@ -4,11 +4,32 @@
 
 Loss only: features are given, a batch of 1024, k = 10, float32; loss and its gradient with respect to Phi and Y. Every
 case runs in a process of its own with one thread. Memory is the peak of the resident set above that just before the
-first call, kernel workspaces included; time is the best of up to ten calls in CPU seconds, for the machine may be shared.
+first call, kernel workspaces included; time is the best of up to ten calls, in CPU seconds as machines may be shared.
 The naive cases beyond h = 2048 take minutes: they run with BPCBENCH_SLOW=1. Nothing is asserted about time.
 
 The paper reports 5.5 times less time and half the memory. Its "efficient" 268.9 MB are just one h x h array in float32
-at its h = 8192 (268.4 MB), which nothing needs to hold.
+at its h = 8192 (268.4 MB), which nothing needs to hold. One run on a shared 2-core AMD EPYC, torch 2.13:
+
+| h | n^ | CPU s | naive | ratio | extra MB | naive | ratio |
+|---:|---:|---:|---:|---:|---:|---:|---:|
+| 512 | 10 | 0.0021 | 0.0553 | 26.6 | 1 | 14 | 10.8 |
+| 512 | 100 | 0.0085 | 0.0576 | 6.8 | 3 | 12 | 3.6 |
+| 512 | 1000 | 0.0878 | 0.0788 | 0.9 | 20 | 15 | 0.7 |
+| 1024 | 10 | 0.0038 | 0.3271 | 86.8 | 3 | 37 | 11.1 |
+| 1024 | 100 | 0.0132 | 0.3304 | 25.0 | 5 | 41 | 7.6 |
+| 1024 | 1000 | 0.4260 | 0.4395 | 1.0 | 69 | 25 | 0.4 |
+| 2048 | 10 | 0.0069 | 2.1282 | 306.7 | 7 | 113 | 15.3 |
+| 2048 | 100 | 0.0218 | 1.9791 | 90.8 | 9 | 114 | 12.8 |
+| 2048 | 1000 | 0.6262 | 2.3048 | 3.7 | 74 | 130 | 1.8 |
+| 4096 | 10 | 0.0122 | 13.7265 | 1120.8 | 16 | 361 | 23.2 |
+| 4096 | 100 | 0.0406 | 15.5407 | 383.0 | 17 | 361 | 21.5 |
+| 4096 | 1000 | 0.9951 | 15.8227 | 15.9 | 117 | 340 | 2.9 |
+| 8192 | 10 | 0.0478 | 99.7748 | 2087.9 | 32 | 1291 | 40.3 |
+| 8192 | 100 | 0.0949 | 97.3936 | 1026.1 | 33 | 1293 | 39.6 |
+| 8192 | 1000 | 1.5862 | 101.3435 | 63.9 | 172 | 1317 | 7.7 |
+
+Where n^ is about h or larger there is nothing to gain (512 x 1000 takes the h x h path by Cholesky). The 32 MB at
+h = 8192 are the squares of the batch's features.
 """
 
 from __future__ import annotations
