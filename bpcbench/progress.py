@@ -44,7 +44,7 @@ class Progress:
 
     def events(self, stage: Stage, lines: Sequence[dict[str, Any]]) -> None:
         """Show how far a stage is."""
-        far = next((line for line in reversed(lines) if "done" in line), None)
+        far = next((line for line in reversed(lines) if line.get("total")), None)
         if far is None or self.quiet:
             return
         if self.terminal:

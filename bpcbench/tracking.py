@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import tempfile
 import threading
 import time
@@ -25,6 +26,7 @@ from bpcbench.store import Store
 
 BATCH = 1000
 CELL_TAG = "bpcbench.cell"
+PROCESS_TAG = "bpcbench.process"
 PARENT_TAG = "mlflow.parentRunId"
 _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -83,18 +85,29 @@ class Book:
             self.experiment = self.client.create_experiment(name, artifact_location=place)
         else:
             self.experiment = found.experiment_id
-        self._finished = dict(self._cells_with("FINISHED"))
+        self._finished = {run.data.tags[CELL_TAG]: run.info.run_id for run in self._runs("FINISHED", CELL_TAG)}
+        self._bury_the_dead()
         return self
 
-    def _cells_with(self, status: str) -> Iterator[tuple[str, str]]:
+    def _bury_the_dead(self) -> None:
+        """End the runs of invocations that were killed; a cell they had begun gets a run of its own when it is done."""
+        dead = set()
+        for run in self._runs("RUNNING", PROCESS_TAG):
+            host, _, process = run.data.tags[PROCESS_TAG].rpartition(":")
+            if host == socket.gethostname() and not Path(f"/proc/{process}").exists():
+                self.client.set_terminated(run.info.run_id, "KILLED")
+                dead.add(run.info.run_id)
+        for run in self._runs("RUNNING", CELL_TAG) if dead else ():
+            if run.data.tags.get(PARENT_TAG) in dead:
+                self.client.delete_run(run.info.run_id)
+
+    def _runs(self, status: str, tag: str) -> Iterator[Any]:
         token = None
         while True:
             page = self.client.search_runs(
                 [self.experiment], f"attributes.status = '{status}'", max_results=1000, page_token=token
             )
-            for run in page:
-                if CELL_TAG in run.data.tags:
-                    yield run.data.tags[CELL_TAG], run.info.run_id
+            yield from (run for run in page if tag in run.data.tags)
             token = page.token
             if not token:
                 return
@@ -115,7 +128,7 @@ class Book:
         suite = self.plan.suite
         tags = {
             "mlflow.runName": f"{suite.name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
-            "bpcbench.kind": "invocation",
+            PROCESS_TAG: f"{socket.gethostname()}:{os.getpid()}",
             "bpcbench.commit": git_hash() or "wheel",
             "mlflow.note.content": suite.description,
         }

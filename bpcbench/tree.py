@@ -160,7 +160,8 @@ def _pack(value: Any, arrays: dict[str, Array]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return {"v": value} if not isinstance(value, float) else {"f": value.hex()}
     if torch and isinstance(value, torch.Tensor):
-        return {"t": [_keep(_tensor_bytes(value, torch), arrays), str(value.dtype), list(value.shape)]}
+        name = _keep(_tensor_bytes(value, torch), arrays)
+        return {"t": [name, str(value.dtype), list(value.shape), _layout(value, torch)]}
     if isinstance(value, np.ndarray) and storable(value):
         return {"a": _keep(np.array(value, order="C", copy=True), arrays)}
     if isinstance(value, Mapping):
@@ -177,6 +178,16 @@ def _tensor_bytes(tensor: Any, torch: Any) -> Array:
     return result
 
 
+def _layout(tensor: Any, torch: Any) -> str:
+    """Return the memory format; kernels that walk through an optimiser's state and its parameter need them alike."""
+    if tensor.is_contiguous():
+        return "contiguous_format"
+    for dimensions, layout in ((4, "channels_last"), (5, "channels_last_3d")):
+        if tensor.dim() == dimensions and tensor.is_contiguous(memory_format=getattr(torch, layout)):
+            return layout
+    return "contiguous_format"
+
+
 def _keep(array: Array, arrays: dict[str, Array]) -> str:
     name = str(len(arrays))
     arrays[name] = array
@@ -191,10 +202,11 @@ def _unpack(node: Any, arrays: Mapping[str, Array]) -> Any:
     if tag == "f":
         return float.fromhex(value)
     if tag == "t":
-        name, kind, shape = value
+        name, kind, shape, layout = value
         dtype = getattr(torch, kind.removeprefix("torch."))
         data = torch.from_numpy(np.array(arrays[name]))
-        return (data.view(dtype) if data.numel() else data.to(dtype)).reshape(shape)
+        tensor = (data.view(dtype) if data.numel() else data.to(dtype)).reshape(shape)
+        return tensor.contiguous(memory_format=getattr(torch, layout))
     if tag == "a":
         return np.array(arrays[value])
     if tag == "s":

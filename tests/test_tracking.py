@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,19 @@ def test_sync_rebuilds_what_was_lost(tracked, tmp_path, capsys):
     assert rebuilt == expected
     assert main(["sync", "--out", str(tmp_path / "store")]) == 0
     assert "0 cells added" in capsys.readouterr().out
+
+
+def test_what_a_killed_invocation_left_is_cleared_away(tracked, tmp_path):
+    shutil.copytree(tracked[0] / "store", tmp_path / "store")
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    client = client_of(tmp_path)
+    experiment = client.get_experiment_by_name("tracked").experiment_id
+    tag = f"{socket.gethostname()}:999999999"
+    dead = client.create_run(experiment, tags={tracking.PROCESS_TAG: tag}).info.run_id
+    orphan = client.create_run(experiment, tags={tracking.CELL_TAG: "x", tracking.PARENT_TAG: dead}).info.run_id
+    assert main(["sync", "--out", str(tmp_path / "store")]) == 0
+    assert client.get_run(dead).info.status == "KILLED"
+    assert client.get_run(orphan).info.lifecycle_stage == "deleted"
 
 
 def test_an_unreachable_server_does_not_stop_a_run(tmp_path, monkeypatch, capsys):

@@ -276,3 +276,17 @@ def test_the_furthest_complete_checkpoint_is_found(tmp_path: Path) -> None:
 def test_order_of_keys_survives() -> None:
     value = OrderedDict([("b", 1), ("a", 2)])
     assert list(tree.unpack(through_file(tree.pack(value)))) == ["b", "a"]
+
+
+def test_the_memory_format_survives():
+    """A fused optimiser walks through state and parameter in memory order: they must stay alike."""
+    conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(conv.parameters(), fused=True)
+    conv(torch.randn(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    packed = tree.capture({"optimizer": optimizer})
+    fresh = torch.optim.Adam(conv.parameters(), fused=True)
+    tree.restore({"optimizer": fresh}, packed)
+    for name, value in optimizer.state[conv.weight].items():
+        assert fresh.state[conv.weight][name].stride() == value.stride()
+        assert torch.equal(fresh.state[conv.weight][name], value)

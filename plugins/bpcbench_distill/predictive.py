@@ -45,16 +45,17 @@ def fit(inference: RegressionInference, coreset: Coreset, network: Network, ctx:
     targets = torch.tensor(centred_targets(coreset, inference.label_scale), device=ctx.device)
     optimizer = torch.optim.Adam(model.parameters(), inference.lr)
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed)
+    chooser = torch.Generator().manual_seed(ctx.seed)
     augment = strategy(inference.augmentation, coreset.images.shape[1])
     model.train()
-    state = {"model": model, "optimizer": optimizer, "generator": generator}
+    state = {"model": model, "optimizer": optimizer, "generator": generator, "chooser": chooser}
     for step in ctx.steps(inference.steps, state=state, what="network"):
         x, y = images, targets
         if len(x) > inference.rows:
             rows = torch.randperm(len(x), generator=generator, device=x.device)[: inference.rows]
             x, y = x[rows], y[rows]
         optimizer.param_groups[0]["lr"] = inference.rate(step)
-        loss = 0.5 * (model(augment(x, generator)) - y).square().sum(1).mean()
+        loss = 0.5 * (model(augment(x, generator, chooser=chooser)) - y).square().sum(1).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,7 +13,6 @@ from torch import Tensor, nn
 from bpcbench.api import Context
 from bpcbench.records import Array, Coreset, Data, Given, Recipe
 from bpcbench.sampling import per_class
-from bpcbench_torch.augmentation import Augmentation
 from bpcbench_torch.batches import Batches
 from bpcbench_torch.lamb import Lamb
 from bpcbench_torch.pool import Pool
@@ -58,7 +59,9 @@ def distil(method: PoolMethod, data: Data, ipc: int, given: Given, ctx: Context)
     )
     batches = Batches(data, given.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device)
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed + 2)
-    augment = strategy(method.augmentation_used(), data.facts.shape[0])
+    # Of its own, on the CPU: which operation is drawn decides what is launched, and must not wait for the device.
+    chooser = torch.Generator().manual_seed(ctx.seed + 3)
+    augment = partial(strategy(method.augmentation_used(), data.facts.shape[0]), generator=generator, chooser=chooser)
     features = _Features(method, ctx)
 
     def coreset() -> Coreset:
@@ -78,13 +81,14 @@ def distil(method: PoolMethod, data: Data, ipc: int, given: Given, ctx: Context)
         "pool": pool,
         "batches": batches,
         "generator": generator,
+        "chooser": chooser,
     }
     for step in ctx.steps(method.steps, state=state, snapshot=coreset):
         model = pool.draw()
         real, labels = batches.next()
-        phi_real = features.constant(model, augment(real, generator))
+        phi_real = features.constant(model, augment(real))
         rows, row_targets = method.rows(images, targets)
-        phi = features(model, augment(rows, generator))
+        phi = features(model, augment(rows))
         values = method.outer(phi, row_targets, phi_real, labels, data)
         factor = cosine(step, method.steps, method.final_lr)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -110,14 +114,14 @@ def _pool_loss(
     model: nn.Module,
     images: Tensor,
     targets: Tensor,
-    augment: Augmentation,
+    augment: Callable[[Tensor], Tensor],
     generator: torch.Generator,
 ) -> Tensor:
     x, y = images.detach(), targets.detach()
     if len(x) > method.pool_rows:
         rows = torch.randperm(len(x), generator=generator, device=x.device)[: method.pool_rows]
         x, y = x[rows], y[rows]
-    return method.pool_loss(model, augment(x, generator) if method.augment_pool else x, y)
+    return method.pool_loss(model, augment(x) if method.augment_pool else x, y)
 
 
 class _Features:

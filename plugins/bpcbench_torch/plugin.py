@@ -7,6 +7,7 @@ from bpcbench.api import Inference, Network, Prerequisite
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
 from bpcbench_torch.preprocessing import Standardize
+from bpcbench_torch.zca import ZCA
 
 BPCBENCH_API = 1
 
@@ -20,7 +21,7 @@ def bpcbench_networks() -> list[type[Network]]:
 @hookimpl
 def bpcbench_prerequisites() -> list[type[Prerequisite]]:
     """Return the preprocessings of this distribution."""
-    return [Standardize]
+    return [Standardize, ZCA]
 
 
 @hookimpl

@@ -64,15 +64,16 @@ def fit(inference: VariationalInference, coreset: Coreset, network: Network, ctx
     images, targets = _tensors(inference, coreset, ctx)
     optimizer = torch.optim.Adam(model.parameters(), inference.lr)
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed)
+    chooser = torch.Generator().manual_seed(ctx.seed)
     augment = strategy(inference.augmentation, coreset.images.shape[1])
     model.train()
-    state = {"model": model, "optimizer": optimizer, "generator": generator}
+    state = {"model": model, "optimizer": optimizer, "generator": generator, "chooser": chooser}
     for _ in ctx.steps(inference.steps, state=state, what="network"):
         x, y = images, targets
         if len(x) > inference.rows:
             rows = torch.randperm(len(x), generator=generator, device=x.device)[: inference.rows]
             x, y = x[rows], y[rows]
-        loss = 0.5 * (model(augment(x, generator)) - y).square().sum(1).mean()
+        loss = 0.5 * (model(augment(x, generator, chooser=chooser)) - y).square().sum(1).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

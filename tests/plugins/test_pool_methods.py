@@ -1,0 +1,196 @@
+"""VBPC and FRePo: conformance, resume, and that they learn on real digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bpcbench_data.digits import Digits
+from bpcbench_distill.inference import RegressionInference
+from bpcbench_distill.method import FRePo
+from bpcbench_distill.temperature import fit_temperature
+from bpcbench_torch.networks import ConvBN
+from bpcbench_torch.pool import Pool
+from bpcbench_torch.preprocessing import Standardize
+from bpcbench_torch.targets import centred_targets
+from bpcbench_vbpc.inference import VariationalInference
+from bpcbench_vbpc.method import VBPC
+
+from bpcbench import metrics
+from bpcbench.records import Given, Transform
+from bpcbench.splits import load_split, training_data
+from bpcbench.testing import InferenceConformance, MethodConformance, context, toy_coreset, toy_data, toy_given
+
+SMALL = ConvBN(width=4)
+
+
+class TestVBPC(MethodConformance):
+    plugin = VBPC(steps=12, network=SMALL, batch=16, pool=3, updates=4)
+    interruptions = (1, 5, 11)
+
+
+class TestVBPCVariants(MethodConformance):
+    plugin = VBPC(
+        steps=6,
+        network=SMALL,
+        batch=200,
+        pool=2,
+        updates=3,
+        optimiser="lamb",
+        init="uniform",
+        learn_labels=False,
+        statistics="batch",
+        noise=False,
+        form="sum",
+        pool_rows=3,
+    )
+
+
+class TestFRePo(MethodConformance):
+    plugin = FRePo(steps=12, network=SMALL, batch=16, pool=3, updates=4, evaluation_steps=5, temperature_share=0.1)
+    interruptions = (1, 5, 14)
+
+
+class TestVI(InferenceConformance):
+    plugin = VariationalInference(steps=15)
+    network = SMALL
+
+
+class TestMonteCarloVI(InferenceConformance):
+    plugin = VariationalInference(steps=3, samples=50, statistics="settled")
+    network = SMALL
+
+
+class TestRegression(InferenceConformance):
+    plugin = RegressionInference(steps=15)
+    network = SMALL
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = training_data(Digits(), Path(), holdout=True)
+    plugin = Standardize()
+    return data, Transform(plugin, plugin.make(data, None, None, "final")), load_split(Digits(), Path(), "validation")
+
+
+def score(digits, coreset, inference, tmp_path):
+    _, transform, held = digits
+    fitted = inference.fit(coreset, ConvBN(width=16), context(tmp_path))
+    log_probs = fitted.predict(transform.apply(held.images)).log_probs
+    return metrics.accuracy(log_probs, held.labels), metrics.nll(log_probs, held.labels)
+
+
+@pytest.mark.parametrize(
+    ("method", "inference"),
+    [
+        (
+            VBPC(steps=150, network=ConvBN(width=16), batch=256, lr=0.01, label_scale=8.0, augmentation="none"),
+            VariationalInference(augmentation="none"),
+        ),
+        (
+            FRePo(steps=150, network=ConvBN(width=16), batch=256, lr=0.03, evaluation_steps=100),
+            RegressionInference(steps=100, augmentation="none"),
+        ),
+    ],
+    ids=["vbpc", "frepo"],
+)
+def test_it_learns_on_digits(digits, method, inference, tmp_path):
+    data, transform, _ = digits
+    kept = {}
+
+    def keep(step, coreset, seconds):
+        kept[step] = coreset
+
+    ctx = context(tmp_path / "distil", keep_snapshot=keep)
+    learned = method.distil(data, 1, Given(transform), ctx)
+    before = score(digits, replace(kept[0], recipe=learned.recipe), inference, tmp_path / "before")
+    after = score(digits, learned, inference, tmp_path / "after")
+    assert after[0] > before[0] + 0.1
+    assert after[1] < before[1]
+
+
+def test_the_predictive_keeps_the_variance_and_gives_the_posterior(tmp_path):
+    coreset = toy_coreset()
+    fitted = VariationalInference(steps=3).fit(coreset, SMALL, context(tmp_path))
+    images = coreset.images[:4]
+    predicted = fitted.predict(images)
+    mean, covariance = fitted.full()
+    phi = fitted.model.features(torch.tensor(images)).detach().numpy().astype(np.float64)
+    np.testing.assert_allclose(
+        predicted.extras["variance"], np.einsum("nh,hg,ng->n", phi, covariance, phi), rtol=2e-2, atol=1e-4
+    )
+    logits = phi @ mean / np.sqrt(1 + np.pi / 8 * predicted.extras["variance"])[:, None]
+    expected = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    np.testing.assert_allclose(predicted.log_probs, expected, atol=1e-3)
+
+
+def test_monte_carlo_agrees_with_mean_field_where_the_variance_is_small(tmp_path):
+    plain = VariationalInference(steps=3, rho=1000.0)
+    sampled = replace(plain, samples=20_000)
+    a = plain.fit(toy_coreset(), SMALL, context(tmp_path / "a")).predict(toy_coreset().images).log_probs
+    b = sampled.fit(toy_coreset(), SMALL, context(tmp_path / "b")).predict(toy_coreset().images).log_probs
+    np.testing.assert_allclose(a, b, atol=0.02)
+
+
+def test_options_left_open_come_from_the_recipe():
+    coreset = toy_coreset()
+    named = replace(coreset, recipe=replace(coreset.recipe, scalars={"rho": 7.0}))
+    assert VariationalInference().scalar(named, "rho", 1.0) == 7.0
+    assert VariationalInference(rho=2.0).scalar(named, "rho", 1.0) == 2.0
+    assert VariationalInference().scalar(coreset, "rho", 1.0) == 1.0
+
+
+def test_naive_and_efficient_distil_the_same(tmp_path):
+    method = VBPC(steps=3, network=SMALL, batch=16, pool=2, updates=5, augmentation="none")
+    fast = method.distil(toy_data(), 2, toy_given(), context(tmp_path / "a"))
+    slow = replace(method, naive=True).distil(toy_data(), 2, toy_given(), context(tmp_path / "b"))
+    np.testing.assert_allclose(fast.images, slow.images, atol=2e-3)
+    np.testing.assert_allclose(fast.targets, slow.targets, atol=2e-3)
+
+
+def test_pool_networks_are_staggered_and_replaced():
+    pool = Pool(SMALL, (1, 8, 8), 3, size=4, updates=8, lr=1e-3, seed=0, device="cpu")
+    assert pool.counters == [0, 2, 4, 6]
+    weights = [model.head.weight.clone() for model in pool.models]
+    assert not torch.equal(weights[0], weights[1])
+    for _ in range(200):
+        pool.draw()
+        pool.update(lambda model: model(torch.ones(2, 1, 8, 8)).square().mean())
+        assert max(pool.counters) <= 8
+    pool.current = 0
+    pool.counters[0] = 8
+    before = pool.models[0].head.weight.clone()
+    pool.update(lambda model: pytest.fail("a network that is due is replaced, not trained"))
+    assert pool.counters[0] == 0
+    assert not torch.equal(before, pool.models[0].head.weight)
+
+
+def test_targets_of_every_convention():
+    coreset = toy_coreset()
+    centred = centred_targets(coreset)
+    np.testing.assert_allclose(centred.sum(1), 0.0, atol=1e-6)
+    scale = np.sqrt(3 / 10)
+    np.testing.assert_allclose(centred[0] * scale, np.eye(3)[coreset.targets[0]] - 1 / 3, atol=1e-6)
+    learned = replace(coreset, targets=centred * 3, convention="centred")
+    np.testing.assert_array_equal(centred_targets(learned, scale=9.0), learned.targets)
+
+
+def test_the_temperature_minimises_the_loss():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 500)
+    outputs = 0.1 * (np.eye(4)[labels] + rng.normal(0, 0.6, (500, 4)))
+    found = fit_temperature(outputs, labels)
+
+    def loss(t):
+        return metrics.nll((outputs / t - np.logaddexp.reduce(outputs / t, axis=1, keepdims=True)), labels)
+
+    assert loss(found) <= min(loss(found * 1.02), loss(found * 0.98))
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"rho": 0.0}, {"augmentation": "flop"}, {"beta_d": -1.0}])
+def test_senseless_options_are_refused(wrong):
+    with pytest.raises(ValueError):
+        VBPC(network=SMALL, **wrong)
