@@ -92,8 +92,9 @@ class Context(Protocol):
 
         `state` names every object that changes from step to step: anything with `state_dict`/`load_state_dict`,
         torch or NumPy generators, tensors and arrays (restored in place), dicts and lists of plain values. Global
-        random generators are kept without being named. `snapshot` returns the coreset as it stands; it is called on
-        a 1-2-5 grid of steps and kept as a member of the result.
+        random generators are kept without being named. Tensors that require a gradient are named one by one, not in
+        lists. Loops may follow each other but not nest. `snapshot` returns the coreset as it stands; it is called on
+        a 1-2-5 grid of steps, counted on over all loops that have one, and kept as a member of the result.
         """
 
     def log(self, **metrics: Any) -> None:

@@ -79,7 +79,7 @@ class Runner:
         self._monitor.start()
         stopped_by: list[int] = []
         try:
-            with _signals(self._stop, stopped_by, self.report):
+            with _signals(self._stop, stopped_by):
                 if isinstance(self.engine, Inline):
                     self._run_inline(work)
                 else:
@@ -176,7 +176,7 @@ def choose_engine(engine: Engine | None, *, jobs: int | None = None, inline: boo
 
 
 @contextlib.contextmanager
-def _signals(end: Callable[[], None], stopped_by: list[int], report: Callable[[str], None]) -> Iterator[None]:
+def _signals(end: Callable[[], None], stopped_by: list[int]) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into a clean stop; a second one ends the process at once."""
 
     def stop(signum: int, frame: types.FrameType | None) -> None:
@@ -184,7 +184,8 @@ def _signals(end: Callable[[], None], stopped_by: list[int], report: Callable[[s
             os._exit(128 + signum)
         stopped_by.append(signum)
         end()
-        report("stopping: running stages write a checkpoint (again to end at once)")
+        # Not print: the signal may have come in the middle of one, which must not be entered twice.
+        os.write(2, b"\nstopping: running stages write a checkpoint (again to end at once)\n")
 
     if threading.current_thread() is not threading.main_thread():
         yield

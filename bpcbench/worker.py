@@ -37,10 +37,11 @@ class Worker:
         self.connection, theirs = context.Pipe()
         # Never written to: that this end is closed tells the worker that its parent is gone.
         ending, self._alive = context.Pipe(duplex=False)
-        settings = {name: value for name, value in os.environ.items() if name.startswith(_NEVER_INHERITED)}
-        self.process: Any = context.Process(target=serve, args=(theirs, ending, settings))
-        with _STARTING, _server_environment(preload), _no_main_module():
-            self.process.start()
+        with _STARTING:
+            settings = {name: value for name, value in os.environ.items() if name.startswith(_NEVER_INHERITED)}
+            self.process: Any = context.Process(target=serve, args=(theirs, ending, settings))
+            with _server_environment(preload), _no_main_module():
+                self.process.start()
         theirs.close()
         ending.close()
         self.task: Task | None = None

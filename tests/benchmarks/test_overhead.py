@@ -49,7 +49,7 @@ def test_seconds_per_stage(toy: Toy) -> None:
     print(f"rerun of the finished suite: {executed} stages executed, {again:.2f} s, load {os.getloadavg()[0]:.1f}")
 
 
-STEPS, CHUNK, GROUP = 2400, 20, 10
+STEPS, CHUNK, GROUP = 1600, 20, 8
 
 
 def train(steps: Iterable[int], log: Callable[..., None]) -> Iterator[float]:
