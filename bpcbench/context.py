@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bpcbench import checkpoint, tree
 from bpcbench.checkpoint import Checkpoint
 from bpcbench.errors import NotFinite, Stopped
@@ -145,13 +143,14 @@ class StageContext:
         """Note scalars of the current step; see `bpcbench.api.Context.log`."""
         step = self._step
         for name, value in metrics.items():
-            # Copied, since a plugin may change it in place before it is read; a copy does not wait for the device.
-            if hasattr(value, "detach"):
+            shape = getattr(value, "shape", ())
+            if shape and math.prod(shape) != 1:
+                raise ValueError(f"ctx.log takes scalars, but {name} has shape {tuple(shape)}")
+            if hasattr(value, "detach") and not getattr(value, "is_cpu", True):
+                # A copy, since a plugin may change it in place before it is read, does not wait for the device.
                 value = value.detach().clone()
-            elif isinstance(value, np.ndarray):
-                value = value.copy()
-            if math.prod(getattr(value, "shape", ())) != 1:
-                raise ValueError(f"ctx.log takes scalars, but {name} has shape {tuple(value.shape)}")
+            elif hasattr(value, "item"):
+                value = value.item()
             self._pending.append((step, name, value))
 
     def close(self) -> None:
@@ -293,7 +292,7 @@ def _as_floats(values: list[Any]) -> list[float]:
         if torch is not None and isinstance(value, torch.Tensor):
             alike.setdefault((value.device, value.dtype, value.shape), []).append(index)
         else:
-            result[index] = float(value.item() if isinstance(value, np.ndarray) else value)
+            result[index] = float(value)
     for (device, _, _), indices in alike.items():
         # One transfer for all of them: reading them one by one would wait for the device each time.
         stacked = torch.stack([values[index] for index in indices])  # type: ignore[union-attr]

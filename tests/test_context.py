@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
-import resource
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,34 +191,38 @@ def test_a_checkpoint_of_other_code_says_what_to_do(tmp_path: Path) -> None:
         next(iter(make(tmp_path).steps(5, state={"b": np.zeros(2)})))
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[], None]]:
-    """Return a function after which no file can grow beyond 10 kB, as if the disk were full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from bpcbench import checkpoint
+from bpcbench.testing import context
+
+folder = Path(sys.argv[1])
+ctx = context(folder)
+for step in ctx.steps(30, state={"big": np.zeros(10_000)}):
+    ctx._save_cost = 0.0
+    if step == 10:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    ctx.log(**{f"metric{i}": step for i in range(50)})
+print(step, checkpoint.newest(folder).step)
+sys.stdout.write(ctx.curves().decode())
+"""
 
 
-def test_a_full_disk_costs_the_checkpoint_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_disk: Callable[[], None], capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(context.CHECKPOINT_VARIABLE, "0")
-    ctx = make(tmp_path)
-    big = np.zeros(10_000)
-    for step in ctx.steps(30, state={"big": big}):
-        ctx._save_cost = 0.0
-        if step == 10:
-            full_disk()
-        ctx.log(**{f"metric{i}": step for i in range(50)})
-    assert step == 29
-    complaints = capfd.readouterr().err
-    assert "checkpoint at step 11 not written" in complaints
-    assert "points of curves not written" in complaints
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
-    assert found.step == 10
+def test_a_full_disk_costs_the_checkpoint_only(tmp_path: Path) -> None:
+    """In a process of its own: a limit on the size of files would also hold for the output of the tests."""
+    environment = {**os.environ, context.CHECKPOINT_VARIABLE: "0"}
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    head, *curves = done.stdout.splitlines()
+    assert head == "29 10"
+    assert "checkpoint at step 11 not written" in done.stderr
+    assert "points of curves not written" in done.stderr
     assert not list(tmp_path.rglob("tmp-*"))
-    assert all(json.loads(line) for line in ctx.curves().splitlines())
+    assert curves
+    assert all(json.loads(line) for line in curves)
 
 
 def test_not_even_the_complaint_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from bpcbench import metrics
+from bpcbench.records import Given, Transform
+from bpcbench.splits import load_split, training_data
+from bpcbench.testing import InferenceConformance, MethodConformance, context, toy_coreset, toy_data, toy_given
 from bpcbench_data.digits import Digits
 from bpcbench_distill.inference import RegressionInference
 from bpcbench_distill.method import FRePo
@@ -18,11 +23,6 @@ from bpcbench_torch.preprocessing import Standardize
 from bpcbench_torch.targets import centred_targets
 from bpcbench_vbpc.inference import VariationalInference
 from bpcbench_vbpc.method import VBPC
-
-from bpcbench import metrics
-from bpcbench.records import Given, Transform
-from bpcbench.splits import load_split, training_data
-from bpcbench.testing import InferenceConformance, MethodConformance, context, toy_coreset, toy_data, toy_given
 
 SMALL = ConvBN(width=4)
 
@@ -192,5 +192,5 @@ def test_the_temperature_minimises_the_loss():
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"rho": 0.0}, {"augmentation": "flop"}, {"beta_d": -1.0}])
 def test_senseless_options_are_refused(wrong):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         VBPC(network=SMALL, **wrong)
