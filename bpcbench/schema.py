@@ -10,16 +10,8 @@ from typing import Any
 from bpcbench.api import Plugin, Preprocessing
 from bpcbench.options import type_hints
 from bpcbench.plugins import Registry
-from bpcbench.suite import KEYS, NATIVE, PROTOCOLS
+from bpcbench.suite import AXES, KEYS, NATIVE, PROTOCOLS
 
-_AXES = {
-    "datasets": "dataset",
-    "methods": "method",
-    "preprocessing": "prerequisite",
-    "inferences": "inference",
-    "networks": "network",
-    "evaluators": "evaluator",
-}
 _COUNT = {"type": "integer", "minimum": 1}
 
 
@@ -51,7 +43,7 @@ def suite_schema(registry: Registry) -> dict[str, Any]:
         }
     )
     properties["tuned"] = {"type": "object"}
-    for axis, kind in _AXES.items():
+    for axis, kind in AXES.items():
         properties[axis] = _axis(registry, axis, kind)
     for key, text in KEYS.items():
         properties[key]["description"] = text

@@ -18,6 +18,15 @@ from bpcbench.errors import Mistake, Mistakes, UserError, unknown
 from bpcbench.plugins import Registry
 
 PROTOCOLS = (1,)
+AXES = {
+    "datasets": "dataset",
+    "methods": "method",
+    "preprocessing": "prerequisite",
+    "inferences": "inference",
+    "networks": "network",
+    "evaluators": "evaluator",
+}
+"""The keys whose labels stand for plugins, and the kind of each."""
 NATIVE = "native"
 KEYS = {
     "name": "the experiment's name; default: the file's",

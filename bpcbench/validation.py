@@ -15,17 +15,7 @@ from bpcbench.errors import Mistake, Mistakes, UserError, unknown
 from bpcbench.options import OptionError, build
 from bpcbench.plugins import Registry
 from bpcbench.records import Ref
-from bpcbench.suite import KEYS, NATIVE, PROTOCOLS, MethodChoice, Setting, Suite
-
-_AXES = ("datasets", "methods", "preprocessing", "inferences", "networks", "evaluators")
-_KIND = {
-    "datasets": "dataset",
-    "methods": "method",
-    "preprocessing": "prerequisite",
-    "inferences": "inference",
-    "networks": "network",
-    "evaluators": "evaluator",
-}
+from bpcbench.suite import AXES, KEYS, NATIVE, PROTOCOLS, MethodChoice, Setting, Suite
 
 
 def validate(registry: Registry, doc: Document, file: Path = Path("suite")) -> Suite:
@@ -50,7 +40,7 @@ class _Validator:
         for key in values:
             if key not in KEYS:
                 self.mistake((key,), unknown("key", key, KEYS))
-        axes = {axis: self._axis(axis) for axis in _AXES}
+        axes = {axis: self._axis(axis) for axis in AXES}
         if "preprocessing" not in values:
             axes["preprocessing"] = {"default": {"plugin": "standardize"}}
         if "evaluators" not in values:
@@ -173,7 +163,7 @@ class _Validator:
                         self.mistake(origins.get("preprocessing") or (axis, label, "preprocessing"), message)
                     reserved[label] = wanted
                 base = Preprocessing if axis == "preprocessing" else None
-                chosen[axis][label] = self._plugin((axis, label), _KIND[axis], options, base, origins)
+                chosen[axis][label] = self._plugin((axis, label), AXES[axis], options, base, origins)
         methods = {label: MethodChoice(plugin, reserved[label]) for label, plugin in chosen["methods"].items()}
         return Setting(methods, chosen["preprocessing"], chosen["inferences"], chosen["networks"])
 

@@ -19,17 +19,21 @@ if TYPE_CHECKING:
     from bpcbench.runner import Result
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run a suite, then print its table, what failed and how to go on."""
-    prepared = session.prepare(
+def _prepare(arguments: argparse.Namespace, *, skip_missing: bool | None = None) -> session.Session:
+    return session.prepare(
         arguments.suite,
         arguments.overrides,
         out=arguments.out,
         data=arguments.data,
         device=arguments.device,
-        skip_missing=arguments.skip_missing,
-        recompute=arguments.recompute,
+        skip_missing=arguments.skip_missing if skip_missing is None else skip_missing,
+        recompute=getattr(arguments, "recompute", ()),
     )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a suite, then print its table, what failed and how to go on."""
+    prepared = _prepare(arguments)
     if not arguments.quiet:
         print(_summary(prepared), file=sys.stderr)
     result = session.execute(
@@ -88,15 +92,7 @@ def _summary(prepared: session.Session) -> str:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Say what a run would do."""
-    prepared = session.prepare(
-        arguments.suite,
-        arguments.overrides,
-        out=arguments.out,
-        data=arguments.data,
-        device=arguments.device,
-        skip_missing=arguments.skip_missing,
-        recompute=arguments.recompute,
-    )
+    prepared = _prepare(arguments)
     if arguments.json:
         print(json.dumps([_as_json(planned) for planned in prepared.plan.stages], indent=1))
         return 0
@@ -126,14 +122,7 @@ def _as_json(planned: Planned) -> dict[str, object]:
 
 def report(arguments: argparse.Namespace) -> int:
     """Print the table of what the store has."""
-    prepared = session.prepare(
-        arguments.suite,
-        arguments.overrides,
-        out=arguments.out,
-        data=arguments.data,
-        device=arguments.device,
-        skip_missing=True,
-    )
+    prepared = _prepare(arguments, skip_missing=True)
     text = _table(arguments, prepared)
     if arguments.output:
         Path(arguments.output).write_text(text + "\n")

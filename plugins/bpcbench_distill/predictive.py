@@ -9,8 +9,7 @@ from bpcbench.api import Context, Network, Predictive
 from bpcbench.records import Array, Arrays, Coreset
 from bpcbench_distill.inference import RegressionInference
 from bpcbench_torch.predictive import load_arrays, state_arrays
-from bpcbench_torch.strategy import strategy
-from bpcbench_torch.targets import centred_targets
+from bpcbench_torch.regression import regress, tensors
 from bpcbench_torch.training import settle_statistics
 
 _CHUNK = 250
@@ -40,26 +39,17 @@ class RegressionPredictive(Predictive):
 
 def fit(inference: RegressionInference, coreset: Coreset, network: Network, ctx: Context) -> RegressionPredictive:
     """Train a fresh network on the coreset; BatchNorm then uses statistics of the coreset alone."""
-    model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
-    images = torch.tensor(coreset.images, device=ctx.device)
-    targets = torch.tensor(centred_targets(coreset, inference.label_scale), device=ctx.device)
-    optimizer = torch.optim.Adam(model.parameters(), inference.lr)
-    generator = torch.Generator(ctx.device).manual_seed(ctx.seed)
-    chooser = torch.Generator().manual_seed(ctx.seed)
-    augment = strategy(inference.augmentation, coreset.images.shape[1])
-    model.train()
-    state = {"model": model, "optimizer": optimizer, "generator": generator, "chooser": chooser}
-    for step in ctx.steps(inference.steps, state=state, what="network"):
-        x, y = images, targets
-        if len(x) > inference.rows:
-            rows = torch.randperm(len(x), generator=generator, device=x.device)[: inference.rows]
-            x, y = x[rows], y[rows]
-        optimizer.param_groups[0]["lr"] = inference.rate(step)
-        loss = 0.5 * (model(augment(x, generator, chooser=chooser)) - y).square().sum(1).mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        ctx.log(loss=loss.detach())
+    model = regress(
+        coreset,
+        network,
+        ctx,
+        steps=inference.steps,
+        rate=inference.rate,
+        rows=inference.rows,
+        augmentation=inference.augmentation,
+        label_scale=inference.label_scale,
+    )
+    images, _ = tensors(coreset, inference.label_scale, ctx.device)
     settle_statistics(model, images, inference.rows, torch.Generator().manual_seed(ctx.seed))
     return RegressionPredictive(model, _temperature(inference, coreset))
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from bpcbench.api import Context, Network, Predictive
 from bpcbench.records import Array, Arrays, Coreset, Predicted
 from bpcbench_torch.predictive import load_arrays, state_arrays
-from bpcbench_torch.strategy import strategy
-from bpcbench_torch.targets import centred_targets
+from bpcbench_torch.regression import regress, tensors
 from bpcbench_torch.training import settle_statistics
 from bpcbench_vbpc import posterior
 from bpcbench_vbpc.inference import VariationalInference
@@ -60,24 +59,17 @@ class VariationalPredictive(Predictive):
 
 def fit(inference: VariationalInference, coreset: Coreset, network: Network, ctx: Context) -> VariationalPredictive:
     """Train a fresh network on the coreset and take the closed-form posterior of its last layer."""
-    model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
-    images, targets = _tensors(inference, coreset, ctx)
-    optimizer = torch.optim.Adam(model.parameters(), inference.lr)
-    generator = torch.Generator(ctx.device).manual_seed(ctx.seed)
-    chooser = torch.Generator().manual_seed(ctx.seed)
-    augment = strategy(inference.augmentation, coreset.images.shape[1])
-    model.train()
-    state = {"model": model, "optimizer": optimizer, "generator": generator, "chooser": chooser}
-    for _ in ctx.steps(inference.steps, state=state, what="network"):
-        x, y = images, targets
-        if len(x) > inference.rows:
-            rows = torch.randperm(len(x), generator=generator, device=x.device)[: inference.rows]
-            x, y = x[rows], y[rows]
-        loss = 0.5 * (model(augment(x, generator, chooser=chooser)) - y).square().sum(1).mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        ctx.log(loss=loss.detach())
+    model = regress(
+        coreset,
+        network,
+        ctx,
+        steps=inference.steps,
+        rate=lambda step: inference.lr,
+        rows=inference.rows,
+        augmentation=inference.augmentation,
+        label_scale=inference.label_scale,
+    )
+    images, targets = tensors(coreset, inference.label_scale, ctx.device)
     if inference.statistics == "settled":
         settle_statistics(model, images, inference.rows, torch.Generator().manual_seed(ctx.seed))
     return _predictive(inference, model, images, targets, coreset, ctx)
@@ -89,13 +81,8 @@ def restore(
     """Return the predictive of a kept network."""
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed)
     load_arrays(model, arrays, 0)
-    images, targets = _tensors(inference, coreset, ctx)
+    images, targets = tensors(coreset, inference.label_scale, ctx.device)
     return _predictive(inference, model.to(ctx.device), images, targets, coreset, ctx)
-
-
-def _tensors(inference: VariationalInference, coreset: Coreset, ctx: Context) -> tuple[Tensor, Tensor]:
-    images = torch.tensor(coreset.images, device=ctx.device)
-    return images, torch.tensor(centred_targets(coreset, inference.label_scale), device=ctx.device)
 
 
 @torch.no_grad()

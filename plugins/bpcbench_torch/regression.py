@@ -1,0 +1,56 @@
+"""Regressing a fresh network on a coreset's real-valued targets: what `vi` and `frepo` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from bpcbench.api import Context, Network
+from bpcbench.records import Coreset
+from bpcbench_torch.strategy import strategy
+from bpcbench_torch.targets import centred_targets
+
+
+def tensors(coreset: Coreset, label_scale: float, device: str) -> tuple[Tensor, Tensor]:
+    """Return a coreset's images and its targets, read as real-valued ones, on the device."""
+    images = torch.tensor(coreset.images, device=device)
+    return images, torch.tensor(centred_targets(coreset, label_scale), device=device)
+
+
+def regress(
+    coreset: Coreset,
+    network: Network,
+    ctx: Context,
+    *,
+    steps: int,
+    rate: Callable[[int], float],
+    rows: int,
+    augmentation: str,
+    label_scale: float,
+) -> nn.Module:
+    """Return a fresh network after `steps` Adam steps of 0.5 * mean ||f(x) - y||^2, in evaluation mode.
+
+    A coreset of more than `rows` images is drawn from anew at every step. `rate` gives the learning rate of a step.
+    """
+    model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
+    images, targets = tensors(coreset, label_scale, ctx.device)
+    optimizer = torch.optim.Adam(model.parameters(), rate(0))
+    generator = torch.Generator(ctx.device).manual_seed(ctx.seed)
+    chooser = torch.Generator().manual_seed(ctx.seed)
+    augment = strategy(augmentation, coreset.images.shape[1])
+    model.train()
+    state = {"model": model, "optimizer": optimizer, "generator": generator, "chooser": chooser}
+    for step in ctx.steps(steps, state=state, what="network"):
+        x, y = images, targets
+        if len(x) > rows:
+            chosen = torch.randperm(len(x), generator=generator, device=x.device)[:rows]
+            x, y = x[chosen], y[chosen]
+        optimizer.param_groups[0]["lr"] = rate(step)
+        loss = 0.5 * (model(augment(x, generator, chooser=chooser)) - y).square().sum(1).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        ctx.log(loss=loss)
+    return model.eval()
