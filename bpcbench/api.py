@@ -259,6 +259,10 @@ class Evaluator(Plugin, abc.ABC):
     def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
         """Return the metrics. Names are lower case; `higher_is_better` says which way each goes."""
 
+    def metrics(self) -> Sequence[str]:
+        """Return the names of all metrics it may give, so that a suite can be checked; empty if they are not known."""
+        return ()
+
     def higher_is_better(self, metric: str) -> bool | None:
         """Return the direction of a metric, or None if it has none."""
         return None

@@ -79,6 +79,16 @@ def build(registry: Registry, kind: str, ref: Ref, base: type[Plugin] | None = N
         raise OptionError(ref.plugin, [Problem((), message)]) from None
 
 
+def ready(registry: Registry, plugin: Plugin) -> Plugin:
+    """Return the plugin with every option that still is a reference built, as the harness hands it to a stage."""
+    open_ones = {
+        field.name: build(registry, field.metadata["refers"], getattr(plugin, field.name))
+        for field in dataclasses.fields(plugin)
+        if isinstance(getattr(plugin, field.name), Ref)
+    }
+    return dataclasses.replace(plugin, **open_ones)
+
+
 def as_ref(value: Any) -> Ref:
     """Read a name, a mapping with `plugin` and options, or a Ref."""
     if isinstance(value, Ref):
@@ -100,6 +110,10 @@ def _cast_all(
     for name, field in fields.items():
         kind = field.metadata.get("refers")
         value = options[name] if name in options else _default(field)
+        default = _default(field)
+        if isinstance(value, Mapping) and "plugin" not in value and isinstance(default, Ref):
+            # Options without a name are those of the plugin that is the default.
+            value = Ref(default.plugin, {**default.options, **value})
         if kind is None:
             # Defaults too: a float written as 1 must have the same key as the suite's 1.0.
             try:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ class Registry:
         try:
             plugin = load()
             _check_version(plugin)
+            _check_marks(plugin)
             known = self.manager.is_registered(plugin)
             self.manager.register(plugin, name=f"{distribution}:{name}")
             self.manager.check_pending()
@@ -162,6 +164,13 @@ def _check_version(plugin: Any) -> None:
         raise PluginError(
             f"it is written for plugin API {wanted}, this bpcbench has API {hooks.API_VERSION}: upgrade bpcbench"
         )
+
+
+def _check_marks(plugin: Any) -> None:
+    """Refuse functions that look like hooks and are not: forgotten decorators would make them do nothing."""
+    for name, value in list(vars(plugin).items()):
+        if name.startswith("bpcbench_") and inspect.isfunction(value) and not hasattr(value, "bpcbench_impl"):
+            raise PluginError(f"{name} is not decorated with @bpcbench.hookimpl")
 
 
 def _call(manager: pluggy.PluginManager, hook: str, plugin: Any) -> Any:

@@ -81,14 +81,18 @@ def tune(
     """
     from bpcbench import tuning
     from bpcbench.collect import collect
+    from bpcbench.errors import UserError, unknown
     from bpcbench.plugins import registry
     from bpcbench.suite import read
-    from bpcbench.validation import validate
+    from bpcbench.validation import metric_names, validate
 
     found = registry()
     doc, path = read(found, suite, [*overrides, *([f"device={device}"] if device else [])])
     space = tuning.declared(doc)
     trials = validate(found, tuning.trial_document(doc, space, str(doc.values.get("name") or path.stem)))
+    known = metric_names(trials.evaluators.values())
+    if known and space.objective not in known:
+        raise UserError("tune.objective: " + unknown("metric", space.objective, known))
     session = _planned(found, trials, out, data, skip_missing=False)
     result = execute(session, jobs=jobs, inline=inline, track=track, quiet=quiet)
     store = session.store

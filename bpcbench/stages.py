@@ -101,6 +101,7 @@ class _Run:
     task: Task
     store: Store
     started: Started | None
+    resumed: bool = False
 
     def make(self) -> None:
         {
@@ -155,6 +156,11 @@ class _Run:
         }
         if context is not None:
             described["device"] = context.device
+            if context.resumed_from and not self.resumed:
+                self.resumed = True
+                self.store.messages.append(
+                    f"{stage.label}: went on from step {context.resumed_from:,} of an earlier run"
+                )
             described.setdefault("seconds", round(context.elapsed, 3))
             described.setdefault("cpu_seconds", round(context.cpu_seconds, 3))
             points = b"".join(line for line in context.curves().splitlines(keepends=True) if b'"m"' in line)
@@ -225,6 +231,10 @@ class _Run:
 
         context = self._context(derive("distil", self.body["seed"]), snapshot)
         coreset = method.distil(data, self.body["ipc"], given, context)
+        if not isinstance(coreset, Coreset):
+            raise TypeError(
+                f"{method.name}.distil must return a bpcbench.Coreset, it returned a {type(coreset).__name__}"
+            )
         context.close()
         keep(coreset, FINAL, context, {})
 

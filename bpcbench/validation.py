@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from bpcbench.api import Engine, Preprocessing
+from bpcbench.api import Engine, Evaluator, Preprocessing
 from bpcbench.cases import Case, read_cases, read_exclude
 from bpcbench.document import Document, KeyPath
 from bpcbench.errors import Mistake, Mistakes, UserError, unknown
@@ -16,6 +16,12 @@ from bpcbench.options import OptionError, build
 from bpcbench.plugins import Registry
 from bpcbench.records import Ref
 from bpcbench.suite import AXES, KEYS, NATIVE, PROTOCOLS, MethodChoice, Setting, Suite
+
+
+def metric_names(evaluators: Iterable[Evaluator]) -> set[str]:
+    """Return the metrics that evaluators give; empty if one of them does not say."""
+    declared = [set(evaluator.metrics()) for evaluator in evaluators]
+    return set().union(*declared) if all(declared) else set()
 
 
 def validate(registry: Registry, doc: Document, file: Path = Path("suite")) -> Suite:
@@ -67,6 +73,7 @@ class _Validator:
         simple = self._simple(values)
         exclude = read_exclude(values.get("exclude"), axes, self.mistake)
         engine = self._engine(values.get("engine", "local"))
+        self._known_metrics(simple.get("metrics", ()), [e for e in evaluators.values() if e is not None])
         if self.mistakes:
             raise Mistakes(str(file), self.mistakes.values())
         return Suite(
@@ -236,6 +243,12 @@ class _Validator:
             else:
                 result["metrics"] = tuple(metrics)
         return result
+
+    def _known_metrics(self, wanted: tuple[str, ...], evaluators: list[Evaluator]) -> None:
+        known = metric_names(evaluators)
+        for metric in wanted if known else ():
+            if metric not in known:
+                self.mistake(("metrics",), unknown("metric", metric, known))
 
     def _tried(self, raw: Any) -> dict[str, int]:
         result = {}

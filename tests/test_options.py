@@ -28,6 +28,7 @@ from bpcbench.options import (
     identity,
     plugins_within,
     readable_type,
+    ready,
     summary,
 )
 from bpcbench.plugins import Registry
@@ -132,6 +133,7 @@ def test_all_problems_of_a_plugin_are_found(found: Registry) -> None:
         ("line", Line()),
         ({"plugin": "line", "width": 7}, Line(width=7)),
         (Ref("line", {"height": 2}), Line(height=2)),
+        ({"height": 5}, Line(width=3, height=5)),
         (None, None),
     ],
 )
@@ -149,7 +151,7 @@ def test_a_reference_that_is_not_set_is_its_default_with_its_options(found: Regi
     [
         ("lime", "unknown network 'lime'; did you mean 'line'?"),
         (3, "expected a plugin's name or a mapping with `plugin`, got 3"),
-        ({"width": 3}, "expected a plugin's name or a mapping with `plugin`, got {'width': 3}"),
+        ([3], "expected a plugin's name or a mapping with `plugin`, got [3]"),
     ],
 )
 def test_references_to_nothing(found: Registry, value: Any, message: str) -> None:
@@ -295,3 +297,9 @@ def test_addresses_are_read_back(kind: str, hexadecimal: str, member: str) -> No
 def test_what_is_not_an_address(text: str) -> None:
     with pytest.raises(ValueError, match="not an address"):
         Address.parse(text)
+
+
+def test_what_is_built_by_hand_is_made_ready_like_by_the_harness(found: Registry) -> None:
+    assert isinstance(Pick().net, Ref)
+    assert ready(found, Pick()) == build(found, "method", Ref("pick"))
+    assert ready(found, Pick(net=Line(9))).net == Line(9)

@@ -269,3 +269,11 @@ def test_an_observer_that_fails_is_reported_and_the_others_are_told(fresh: Regis
     fresh.observe(EVENT, says.append)
     assert says == ["observer their-dist:fails failed: ValueError: no disk"]
     assert sorted(told) == ["a label", "one more"]
+
+
+def test_a_forgotten_decorator_is_an_error(fresh: Registry) -> None:
+    module = types.ModuleType("forgetful")
+    exec("BPCBENCH_API = 1\ndef bpcbench_method(): return []", vars(module))
+    fresh.add("forgetful", "tests", "0", "forgetful", lambda: module)
+    (broken,) = fresh.broken()
+    assert broken.error == "bpcbench_method is not decorated with @bpcbench.hookimpl"

@@ -59,6 +59,7 @@ def test_trials_use_the_validation_split_and_cases_yield_to_their_settings(regis
         (SUITE.replace("[1, 2, 3, 4, 5]", "{low: 0, high: 1, log: true}"), "expected a list of values"),
         (SUITE.replace("{iterations: [1, 2, 3, 4, 5]}", "{a: [1], b: [1], c: [1], d: [1]}"), "1 to 3 options"),
         (SUITE.partition("tune:")[0], "nothing to tune"),
+        (SUITE.replace("trials: 3", "trials: 3\n  objective: nlll"), "unknown metric 'nlll'; did you mean 'nll'"),
         (SUITE.replace("    kmeans: {iterations: [", "    kmens: {iterations: ["), "no method of that label"),
     ],
 )

@@ -128,7 +128,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     for plugin in registry().found:
         broken |= bool(plugin.error)
         state = f"NOT LOADED: {plugin.error}" if plugin.error else f"ok, brings {len(plugin.classes)}"
-        print(f"  {plugin.name:<14} {plugin.distribution} {plugin.version}: {state}")
+        print(f"  {plugin.name:<14} {f'{plugin.distribution} {plugin.version}'.strip()}: {state}")
     data = environment.data_root(arguments.data)
     print(f"data sets (looked for in {data})")
     for name in registry().names("dataset"):

@@ -39,6 +39,9 @@ class Classification(Evaluator):
             values["member_nll"] = metrics.member_nll(predicted.member_log_likelihood)
         return Scores(values, metrics.reliability(log_probs, labels, self.bins))
 
+    def metrics(self) -> tuple[str, ...]:
+        return ("acc", "nll", "brier", "ece", "member_nll")
+
     def higher_is_better(self, metric: str) -> bool | None:
         """Return the direction that `bpcbench.metrics` gives."""
         return metrics.HIGHER_IS_BETTER.get(metric)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from bpcbench.testing import DatasetConformance, InferenceConformance, MethodConformance, PreprocessingConformance
+from bpcbench.testing import (
+    DatasetConformance,
+    EvaluatorConformance,
+    InferenceConformance,
+    MethodConformance,
+    PreprocessingConformance,
+)
 from bpcbench_baselines.herding import Herding
 from bpcbench_baselines.kmeans import KMeans
 from bpcbench_baselines.random_choice import RandomChoice
 from bpcbench_baselines.whole import Whole
 from bpcbench_data.digits import Digits
+from bpcbench_evaluators.classification import Classification
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
 from bpcbench_torch.preprocessing import Standardize
@@ -29,6 +36,10 @@ class TestKMeans(MethodConformance):
 
 class TestWhole(MethodConformance):
     plugin = Whole()
+
+
+class TestClassification(EvaluatorConformance):
+    plugin = Classification()
 
 
 class TestDigits(DatasetConformance):
