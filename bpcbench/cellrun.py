@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import calendar
 import json
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +49,7 @@ def run_name(cell: Cell) -> str:
 
 def curve_name(kind: str, what: str, name: str) -> str:
     """Return the name of a curve, such as `coreset/loss` or `predict/member 2/loss`."""
-    return "/".join(part for part in (kind, what, name) if part)
+    return _allowed("/".join(part for part in (kind, what, name) if part))
 
 
 def curve_points(kind: str, lines: list[dict[str, Any]]) -> list[Point]:
@@ -72,15 +74,18 @@ class CellRun:
     ended: int
     """Milliseconds since 1970: when its last score was committed, and that less what its stages took."""
     files: Mapping[str, bytes]
+    notes: tuple[str, ...] = ()
+    """What could not be had, such as a picture whose drawing failed."""
 
 
 def read_cell(cell: Cell, store: Store) -> CellRun:
-    """Read a finished cell; what was pruned from the store is left out."""
+    """Read a finished cell; what was pruned from the store, or cannot be drawn, is left out."""
     assert cell.coreset is not None
     params, tags = names(cell), names(cell)
     metrics: dict[str, float] = {}
     files: dict[str, bytes] = {}
     points: list[Point] = []
+    notes: list[str] = []
     artefacts = {"coreset": _find(store, cell.coreset), "predict": _first(store, "predict", cell.predict)}
     for kind, artefact in artefacts.items():
         if artefact is None:
@@ -99,18 +104,40 @@ def read_cell(cell: Cell, store: Store) -> CellRun:
         points += _thin(_curves(kind, artefact))
     params |= _options(artefacts)
     if artefacts["coreset"] is not None:
-        files["coreset.png"] = _grid(artefacts["coreset"])
-    for label, address in cell.scores.items():
-        score = store.read(address)
-        tags[f"score.{label}.key"] = address.key
-        metrics |= {name: float(value) for name, value in score.meta["metrics"].items() if np.isfinite(float(value))}
+        try:
+            files["coreset.png"] = _grid(artefacts["coreset"])
+        except Exception as error:
+            notes.append(f"{cell.label}: no picture of the coreset: {type(error).__name__}: {error}")
+    scores = {label: store.read(address) for label, address in cell.scores.items()}
+    given = Counter(name for score in scores.values() for name in score.meta["metrics"])
+    for label, score in scores.items():
+        tags[f"score.{label}.key"] = score.address.key
+        for name, value in score.meta["metrics"].items():
+            if np.isfinite(float(value)):
+                # Two evaluators may give a metric of one name; each then carries its evaluator's label.
+                metrics[_allowed(name if given[name] == 1 else f"{label}/{name}")] = float(value)
         files[f"score/{label}/{STAGE}"] = (score.folder / STAGE).read_bytes()
-        evaluator: Any = build(registry(), "evaluator", as_ref(score.meta["body"]["evaluator"]))
-        assert isinstance(evaluator, Evaluator)
-        files |= {f"{name}.png": png for name, png in evaluator.figures(dict(score.arrays)).items()}
+        try:
+            pictures = _figures(score)
+        except Exception as error:
+            notes.append(f"{cell.label}: no figures of {label}: {type(error).__name__}: {error}")
+        else:
+            prefix = "" if len(scores) == 1 else f"{label}/"
+            files |= {f"{prefix}{name}.png": png for name, png in pictures.items()}
     ended = max(_milliseconds(store.meta(address)["committed"]) for address in cell.scores.values())
     took = sum(artefact.meta.get("seconds", 0.0) for artefact in artefacts.values() if artefact is not None)
-    return CellRun(params, tags, metrics, tuple(points), ended - round(1000 * took), ended, files)
+    return CellRun(params, tags, metrics, tuple(points), ended - round(1000 * took), ended, files, tuple(notes))
+
+
+def _figures(score: Artefact) -> Mapping[str, bytes]:
+    evaluator: Any = build(registry(), "evaluator", as_ref(score.meta["body"]["evaluator"]))
+    assert isinstance(evaluator, Evaluator)
+    return evaluator.figures(dict(score.arrays))
+
+
+def _allowed(name: str) -> str:
+    """Return the name with what MLflow refuses replaced."""
+    return re.sub(r"[^\w\-./ :]", "_", name)
 
 
 def _milliseconds(committed: str) -> int:

@@ -53,7 +53,10 @@ class Local(Engine):
                     task = work.take(lambda task: _gpu(task, gpus) is not None)
                     if task is None:
                         break
-                    running.append(_start(task, gpus, preload))
+                    try:
+                        running.append(_start(task, gpus, preload))
+                    except (OSError, EOFError) as error:
+                        yield Outcome(task.stage.id, "failed", message=f"no worker could be started: {error!r}")
                 if running:
                     wait([item for one in running for item in one.worker.ready()], 0.2)
                 else:

@@ -216,6 +216,7 @@ def bpcbench_engines() -> Iterable[type[Engine]]:
     """Return engines: ways to run the stages of a plan.
 
     Example:
+        import time
         from dataclasses import dataclass
         import bpcbench
 
@@ -227,9 +228,12 @@ def bpcbench_engines() -> Iterable[type[Engine]]:
             def run(self, work, execute):
                 while work:
                     task = work.take(lambda task: True)
-                    if task is None:
+                    if task is not None:
+                        yield execute(task)
+                    elif work.stopping:
                         return
-                    yield execute(task)
+                    else:
+                        time.sleep(0.1)  # another process is at work on what is left
 
         @bpcbench.hookimpl
         def bpcbench_engines():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bpcbench.demand import Planned, demand
-from bpcbench.errors import MissingData, Mistake, Mistakes, UserError
+from bpcbench.errors import BpcbenchError, MissingData, Mistake, Mistakes, PluginError, UserError
 from bpcbench.grid import Cell, cells
 from bpcbench.lookup import Lookup
 from bpcbench.planner import Planner
@@ -51,6 +52,20 @@ def make(
     recompute: Iterable[str] = (),
 ) -> Plan:
     """Return the plan of a suite; raise Mistakes if data are missing (unless skipped) or nothing is left to do."""
+    try:
+        return _make(registry, suite, store, data, skip_missing=skip_missing, recompute=set(recompute))
+    except (BpcbenchError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        # Planning calls plugins: their facts, skip, native and prerequisites.
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}, in {where.name})"
+        raise PluginError(f"{suite.name} cannot be planned: {what}") from error
+
+
+def _make(
+    registry: Registry, suite: Suite, store: Store | None, data: Path, *, skip_missing: bool, recompute: set[str]
+) -> Plan:
     lookup = Lookup(registry)
     sources: dict[str, Source | str] = {}
     missing: dict[str, str] = {}
@@ -71,5 +86,5 @@ def make(
         reasons = "; ".join(sorted({cell.skipped for cell in grid})) or "every cell is excluded"
         raise UserError(f"{suite.name}: the grid is empty: {reasons}")
     wanted = (f"score:{address.key}" for cell in grid for address in cell.scores.values())
-    stages = demand(registry, planner.stages, wanted, store, set(recompute))
+    stages = demand(registry, planner.stages, wanted, store, recompute)
     return Plan(suite, grid, tuple(stages), missing)

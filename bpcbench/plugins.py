@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ class Registry:
         for impl in self.manager.hook.bpcbench_stage_finished.get_hookimpls():
             try:
                 impl.function(*(event for _ in impl.argnames))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 report(f"observer {impl.plugin_name} failed: {type(error).__name__}: {error}")
 
     def add(self, name: str, distribution: str, version: str, module: str, load: Callable[[], Any]) -> None:
@@ -133,7 +134,7 @@ def load_registry() -> Registry:
     manager = pluggy.PluginManager("bpcbench")
     manager.add_hookspecs(hooks)
     result = Registry(manager)
-    for distribution, version, entry in _entry_points():
+    for distribution, version, entry in _entry_points(result.found):
         result.add(entry.name, distribution, version, entry.value, entry.load)
     for module in filter(None, map(str.strip, os.environ.get(LOCAL_VARIABLE, "").split(","))):
         result.add(module, "local", "", module, functools.partial(importlib.import_module, module))
@@ -146,13 +147,19 @@ def registry() -> Registry:
     return load_registry()
 
 
-def _entry_points() -> list[tuple[str, str, importlib.metadata.EntryPoint]]:
+def _entry_points(unreadable: list[Found]) -> list[tuple[str, str, importlib.metadata.EntryPoint]]:
     found: dict[tuple[str, str], tuple[str, str, importlib.metadata.EntryPoint]] = {}
     for distribution in importlib.metadata.distributions():
-        for entry in distribution.entry_points:
-            if entry.group == GROUP:
-                # An editable install may be listed twice on sys.path; the first one is what imports would find.
-                found.setdefault((distribution.name, entry.name), (distribution.name, distribution.version, entry))
+        try:
+            name, version = str(distribution.name), str(distribution.version)
+            entries = [entry for entry in distribution.entry_points if entry.group == GROUP]
+        except Exception as error:
+            # Some distribution's metadata are damaged; it need not even be a plugin.
+            unreadable.append(Found("?", str(getattr(distribution, "_path", "unknown")), "", "", _one_line(error)))
+            continue
+        for entry in entries:
+            # An editable install may be listed twice on sys.path; the first one is what imports would find.
+            found.setdefault((name, entry.name), (name, version, entry))
     return [found[key] for key in sorted(found, key=lambda key: (key[0] != "bpcbench", key))]
 
 
@@ -191,6 +198,10 @@ def _check_class(cls: Any, kind: str, base: type[Plugin]) -> None:
         raise PluginError(f"{cls.__name__} must be decorated with @dataclass(frozen=True)")
     if abstract := getattr(cls, "__abstractmethods__", None):
         raise PluginError(f"{cls.__name__} does not define {', '.join(sorted(abstract))}")
+    try:
+        typing.get_type_hints(cls)
+    except Exception as error:
+        raise PluginError(f"the types of {cls.__name__}'s options cannot be resolved: {error}") from None
     if not isinstance(cls.version, int):
         raise PluginError(f"{cls.__name__}.version must be an integer")
     for option in dataclasses.fields(cls):

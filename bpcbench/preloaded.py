@@ -34,7 +34,7 @@ for _module in (
     "threadpoolctl",
     *os.environ.get(PRELOAD_VARIABLE, "").split(","),
 ):
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, SystemExit):
         importlib.import_module(_module)
 # The same for all workers of a run, and slow to find out.
 environment.versions()

@@ -7,6 +7,7 @@ import os
 import pdb  # noqa: T100 - `--pdb` is a feature
 import signal
 import threading
+import time
 import traceback
 import types
 import uuid
@@ -19,6 +20,7 @@ from bpcbench.api import Engine
 from bpcbench.context import StageContext
 from bpcbench.engine import Outcome, Stage, Task, Work
 from bpcbench.engines import Inline, Local
+from bpcbench.errors import PluginError
 from bpcbench.monitor import Listener, Monitor
 from bpcbench.plan import Plan
 from bpcbench.plugins import Registry
@@ -95,6 +97,8 @@ class Runner:
         try:
             for outcome in self.engine.run(work, execute):
                 work.finish(outcome)
+            if work and not work.stopping:
+                raise PluginError(f"engine {self.engine.name} ended while stages were left; run again to go on")
         except BaseException:
             work.stopping = True
             raise
@@ -109,6 +113,8 @@ class Runner:
             self._scores_here(work)
         while work.scores_left():
             self._scores_here(work)
+            # Another process is at work on what is left.
+            time.sleep(0.02)
 
     def _scores_here(self, work: Work) -> None:
         while (task := work.take(lambda task: True, scores=True)) is not None:

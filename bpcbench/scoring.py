@@ -41,7 +41,10 @@ class Scorer(threading.Thread):
             self.worker.close(kill=True)
             self.worker = None
         if self.worker is None:
-            self.worker = Worker(self.preload)
+            try:
+                self.worker = Worker(self.preload)
+            except (OSError, EOFError) as error:
+                return Outcome(task.stage.id, "failed", message=f"no worker could be started: {error!r}")
         worker = self.worker
         worker.send(task)
         begin = time.monotonic()

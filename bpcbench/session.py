@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ def remembered(out: str | Path = DEFAULT_OUT, data: str | None = None, name: str
     import json
 
     from bpcbench.document import Document
+    from bpcbench.errors import BpcbenchError
     from bpcbench.plugins import registry
     from bpcbench.validation import validate
 
@@ -112,9 +114,12 @@ def remembered(out: str | Path = DEFAULT_OUT, data: str | None = None, name: str
     files = sorted((Path(out) / "suites").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     sessions = []
     for file in files:
-        values = json.loads(file.read_text())
-        if name in (None, values.get("name")):
-            sessions.append(_planned(found, validate(found, Document(values)), out, data, skip_missing=True))
+        try:
+            values = json.loads(file.read_text())
+            if name in (None, values["name"]):
+                sessions.append(_planned(found, validate(found, Document(values)), out, data, skip_missing=True))
+        except (ValueError, KeyError, TypeError, BpcbenchError) as error:
+            _to_stderr(f"note: {file.name} is passed over: {error}")
     return sessions
 
 
@@ -131,14 +136,13 @@ def _planned(
     from bpcbench.errors import UserError, unknown
     from bpcbench.plan import make
     from bpcbench.plugins import KINDS
-    from bpcbench.store import Store, check_writable
+    from bpcbench.store import Store
 
     names = {name for kind in KINDS for name in found.names(kind)}
     for name in recompute:
         if name not in names:
             raise UserError("--recompute: " + unknown("plugin", name, names))
     root = Path(out).absolute()
-    check_writable(root)
     store = Store.open(root, create=False) if (root / "store.json").exists() else None
     where = data_root(data)
     plan = make(found, suite, store, where, skip_missing=skip_missing, recompute=recompute)
@@ -169,7 +173,9 @@ def _remember(session: Session, store: Store) -> None:
     folder = store.root / "suites"
     folder.mkdir(exist_ok=True)
     file = folder / f"{session.plan.suite.name}-{digest(values)[:8]}.json"
-    file.write_text(json.dumps(values, indent=1) + "\n")
+    temporary = file.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(values, indent=1) + "\n")
+    temporary.replace(file)
 
 
 def run(
@@ -212,8 +218,9 @@ def execute(
     """Run what a session's plan says is to do; what is to be made anew is removed first."""
     from bpcbench.progress import Progress
     from bpcbench.runner import Runner, choose_engine
-    from bpcbench.store import Store
+    from bpcbench.store import Store, check_writable
 
+    check_writable(session.out)
     store = session.store or Store.open(session.out)
     _remember(session, store)
     for note in session.notes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bpcbench.api import Dataset, Evaluator
-from bpcbench.errors import MissingData, PluginError
+from bpcbench.errors import MissingData, PluginError, UserError
 from bpcbench.keys import digest
 from bpcbench.lookup import Lookup
 from bpcbench.records import Facts, Ref, SplitRef
@@ -65,6 +65,11 @@ def _split(lookup: Lookup, suite: Suite, data: Path, own: Dataset, wanted: Split
     dataset: Dataset = own if wanted.dataset is None else lookup.build("dataset", wanted.dataset)
     # Also when an evaluator names the data set itself: while tuning, its test split is out of reach.
     split = suite.split if dataset.name == own.name and wanted.split == "test" else wanted.split
+    if suite.split == VALIDATION and split not in ("train", VALIDATION):
+        raise UserError(
+            f"while settings are chosen on the validation split no test split may be predicted, and an evaluator asks "
+            f"for {split!r} of {dataset.name}; leave it out"
+        )
     check_split(dataset, data, split)
     known = lookup.look(dataset)
     content = dataset.fingerprint(data, "train" if split == VALIDATION else split)

@@ -1,184 +1,33 @@
-"""MLflow as a view of the store: one experiment per suite, a parent run per invocation, a child run per cell.
+"""MLflow as a view of the store: a listener that logs a run while it goes on, and `sync`, which repairs.
 
 Only this process writes, in batches, from one thread. If MLflow cannot be reached the run goes on, and `sync` adds
-what is missing from the store later. Telemetry is off before MLflow is imported.
+what is missing from the store later.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import queue
-import socket
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from bpcbench.cellrun import Point, curve_points, names, read_cell, run_name
+from bpcbench.book import CELL_TAG, PARENT_TAG, PROCESS_TAG, Book, cell_key, quiet_environment, tracking_uri
+from bpcbench.cellrun import Point, curve_points
 from bpcbench.engine import Outcome, Stage
-from bpcbench.environment import git_hash, machine, versions
-from bpcbench.keys import digest
-from bpcbench.plan import Cell, Plan
+from bpcbench.plan import Plan
 from bpcbench.store import Store
 
-BATCH = 1000
-CELL_TAG = "bpcbench.cell"
-PROCESS_TAG = "bpcbench.process"
-PARENT_TAG = "mlflow.parentRunId"
-_DEFAULTS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-}
-
-
-def tracking_uri(store: Path) -> str:
-    """Return where runs are logged: MLFLOW_TRACKING_URI, else an SQLite file in the store."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.absolute() / 'mlflow.db'}"
-
-
-def cell_key(cell: Cell) -> str:
-    """Return what identifies a cell's run: its names, and the addresses of its scores."""
-    names = [cell.dataset, cell.ipc, cell.method, cell.inference, cell.network, cell.distil_seed, cell.evaluate_seed]
-    return digest([names, sorted(str(address) for address in cell.scores.values())])
-
-
-def quiet_environment() -> None:
-    """Switch telemetry off and keep MLflow from waiting minutes for a server that is not there."""
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
-
-
-@dataclass
-class Book:
-    """The MLflow experiment of one suite."""
-
-    plan: Plan
-    store: Store
-    client: Any = None
-    experiment: str = ""
-    parent: str = ""
-    _finished: dict[str, str] = field(default_factory=dict)
-
-    def open(self) -> Book:
-        """Connect, creating the database and the experiment if they are not there."""
-        quiet_environment()
-        import logging
-
-        from mlflow import MlflowClient
-
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        uri = tracking_uri(self.store.root)
-        self.client = MlflowClient(tracking_uri=uri)
-        name = self.plan.suite.name
-        found = self.client.get_experiment_by_name(name)
-        if found is not None and found.lifecycle_stage == "deleted":
-            self.client.restore_experiment(found.experiment_id)
-        if found is None:
-            local = uri.startswith("sqlite:///") and "MLFLOW_TRACKING_URI" not in os.environ
-            place = (self.store.root / "mlflow-artifacts").as_uri() if local else None
-            self.experiment = self.client.create_experiment(name, artifact_location=place)
-        else:
-            self.experiment = found.experiment_id
-        self._finished = {run.data.tags[CELL_TAG]: run.info.run_id for run in self._runs("FINISHED", CELL_TAG)}
-        self._bury_the_dead()
-        return self
-
-    def _bury_the_dead(self) -> None:
-        """End the runs of invocations that were killed; a cell they had begun gets a run of its own when it is done."""
-        dead = set()
-        for run in self._runs("RUNNING", PROCESS_TAG):
-            host, _, process = run.data.tags[PROCESS_TAG].rpartition(":")
-            if host == socket.gethostname() and not Path(f"/proc/{process}").exists():
-                self.client.set_terminated(run.info.run_id, "KILLED")
-                dead.add(run.info.run_id)
-        for run in self._runs("RUNNING", CELL_TAG) if dead else ():
-            if run.data.tags.get(PARENT_TAG) in dead:
-                self.client.delete_run(run.info.run_id)
-
-    def _runs(self, status: str, tag: str) -> Iterator[Any]:
-        token = None
-        while True:
-            page = self.client.search_runs(
-                [self.experiment], f"attributes.status = '{status}'", max_results=1000, page_token=token
-            )
-            yield from (run for run in page if tag in run.data.tags)
-            token = page.token
-            if not token:
-                return
-
-    def missing(self) -> list[Cell]:
-        """Return the cells whose scores are in the store but not in MLflow."""
-        complete = (c for c in self.plan.cells if c.scores and all(self.store.has(a) for a in c.scores.values()))
-        return [cell for cell in complete if cell_key(cell) not in self._finished]
-
-    def forget(self, keys: Iterable[str]) -> None:
-        """Delete the runs of cells that are being made again, so that a cell has one run."""
-        for key in keys:
-            if key in self._finished:
-                self.client.delete_run(self._finished.pop(key))
-
-    def begin(self) -> None:
-        """Start the parent run of this invocation."""
-        suite = self.plan.suite
-        tags = {
-            "mlflow.runName": f"{suite.name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
-            PROCESS_TAG: f"{socket.gethostname()}:{os.getpid()}",
-            "bpcbench.commit": git_hash() or "wheel",
-            "mlflow.note.content": suite.description,
-        }
-        tags |= {f"environment.{name}": str(value) for name, value in {**versions(), **machine()}.items()}
-        run = self.client.create_run(self.experiment, tags=tags)
-        self.parent = run.info.run_id
-        self.client.log_dict(self.parent, dict(suite.source), "suite.json")
-
-    def start_cell(self, cell: Cell, began: int | None = None) -> str:
-        """Create the child run of a cell and return its id."""
-        tags = {**names(cell), CELL_TAG: cell_key(cell), "mlflow.runName": run_name(cell)}
-        if self.parent:
-            tags[PARENT_TAG] = self.parent
-        run_id: str = self.client.create_run(self.experiment, began, tags).info.run_id
-        return run_id
-
-    def log_points(self, run_id: str, points: Sequence[Point]) -> None:
-        """Add points of curves: (name, value, step)."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, step) for name, value, step in points]
-        for start in range(0, len(metrics), BATCH):
-            self.client.log_batch(run_id, metrics=metrics[start : start + BATCH])
-
-    def log_cell(self, cell: Cell, run_id: str | None = None, logged: Set[tuple[str, int]] = frozenset()) -> None:
-        """Log a finished cell from the store and end its run; points that were followed live are not repeated."""
-        from mlflow.entities import Param, RunTag
-
-        if cell_key(cell) in self._finished:
-            return
-        found = read_cell(cell, self.store)
-        run_id = run_id or self.start_cell(cell, found.began)
-        params = [Param(name, value[:6000]) for name, value in found.params.items()]
-        tags = [RunTag(name, value[:5000]) for name, value in found.tags.items()]
-        self.client.log_batch(run_id, params=params[:100], tags=tags[:100])
-        final = [(name, value, 0) for name, value in found.metrics.items()]
-        self.log_points(run_id, [*(p for p in found.points if (p[0], p[2]) not in logged), *final])
-        with tempfile.TemporaryDirectory() as folder:
-            for name, content in found.files.items():
-                path = Path(folder) / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-            self.client.log_artifacts(run_id, folder)
-        self.client.set_terminated(run_id, "FINISHED", found.ended)
-        self._finished[cell_key(cell)] = run_id
-
-    def end(self, run_id: str, *, ok: bool) -> None:
-        """End a run that is not a finished cell."""
-        self.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
+__all__ = [
+    "CELL_TAG",
+    "PARENT_TAG",
+    "PROCESS_TAG",
+    "Book",
+    "Tracker",
+    "quiet_environment",
+    "sync",
+    "tracking_uri",
+]
 
 
 class Tracker(threading.Thread):
@@ -187,7 +36,7 @@ class Tracker(threading.Thread):
     def __init__(self, plan: Plan, store: Store, report: Callable[[str], None]) -> None:
         super().__init__(name="tracker", daemon=True)
         # A store of its own: the runner's is used by other threads.
-        self.book = Book(plan, Store(store.root))
+        self.book = Book(plan, Store(store.root), report=report)
         self.report = report
         self.failed = False
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue()
@@ -222,6 +71,8 @@ class Tracker(threading.Thread):
                 job()
         except Exception as error:
             self.failed = True
+            with contextlib.suppress(Exception):
+                self._end(False)
             where = tracking_uri(self.book.store.root)
             text = " ".join(str(error).split())[:300]
             self.report(
@@ -278,9 +129,9 @@ class Tracker(threading.Thread):
             self.book.end(self.book.parent, ok=ok)
 
 
-def sync(plan: Plan, store: Store) -> int:
+def sync(plan: Plan, store: Store, report: Callable[[str], None] = print) -> int:
     """Add every finished cell that MLflow lacks; return how many."""
-    book = Book(plan, store).open()
+    book = Book(plan, store, report=report).open()
     missing = book.missing()
     if missing:
         book.begin()

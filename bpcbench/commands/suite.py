@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bpcbench import session
+from bpcbench.errors import UserError
 from bpcbench.progress import spell, spell_bytes
 
 if TYPE_CHECKING:
@@ -44,13 +46,22 @@ def run(arguments: argparse.Namespace) -> int:
         track=not arguments.no_mlflow,
         quiet=arguments.quiet,
     )
-    print(_table(arguments, prepared))
     if result.exit_code:
         print(_failures(arguments, result), file=sys.stderr)
     elif not arguments.quiet:
         done = result.counts.get("done", 0)
         print(f"{done or 'no'} stages were run; results in {prepared.out}", file=sys.stderr)
+    try:
+        print(_table(arguments, prepared), flush=True)
+    except BrokenPipeError:
+        # Nobody reads the table; how the run ended still counts.
+        silence_output()
     return result.exit_code
+
+
+def silence_output() -> None:
+    """Let what is still to be printed go nowhere, after the reader of our output has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failures(arguments: argparse.Namespace, result: Result) -> str:
@@ -62,8 +73,18 @@ def _failures(arguments: argparse.Namespace, result: Result) -> str:
         lines.append(f"    log: {failure.log}")
     if result.signal is not None:
         lines.append("stopped; nothing that was finished is lost")
-    lines.append(f"to go on: {shlex.join(['bpcbench', *arguments.words])}")
+    lines.append(f"to go on: {shlex.join(['bpcbench', *_again(arguments.words)])}")
     return "\n".join(lines)
+
+
+def _again(words: list[str]) -> list[str]:
+    """Return the command without --recompute: what was made anew before the end is kept."""
+    result, skip = [], False
+    for word in words:
+        if not skip and word != "--recompute" and not word.startswith("--recompute="):
+            result.append(word)
+        skip = word == "--recompute"
+    return result
 
 
 def _summary(prepared: session.Session) -> str:
@@ -122,7 +143,10 @@ def _as_json(planned: Planned) -> dict[str, object]:
 
 def report(arguments: argparse.Namespace) -> int:
     """Print the table of what the store has."""
+    _check_output(arguments.output)
     prepared = _prepare(arguments, skip_missing=True)
+    for note in prepared.notes:
+        print(f"note: {note}", file=sys.stderr)
     text = _table(arguments, prepared)
     if arguments.output:
         Path(arguments.output).write_text(text + "\n")
@@ -131,8 +155,14 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_output(output: str | None) -> None:
+    if output is not None and (not Path(output).absolute().parent.is_dir() or Path(output).is_dir()):
+        raise UserError(f"--output {output}: there is no such folder to write a file into")
+
+
 def tune(arguments: argparse.Namespace) -> int:
     """Run the trials of a suite and write the preset."""
+    _check_output(arguments.output)
     text, result = session.tune(
         arguments.suite,
         arguments.overrides,
@@ -145,6 +175,7 @@ def tune(arguments: argparse.Namespace) -> int:
     )
     if result.exit_code:
         print(_failures(arguments, result), file=sys.stderr)
+        return result.exit_code
     if arguments.output:
         Path(arguments.output).write_text(text)
         print(f"preset written to {arguments.output}", file=sys.stderr)
@@ -159,6 +190,8 @@ def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
 
     store = prepared.store
     rows = collect(prepared.plan, store) if store else []
+    for message in store.messages if store else ():
+        print(f"note: {message}", file=sys.stderr)
     suite = prepared.plan.suite
     wanted = getattr(arguments, "metrics", None)
     if not rows:

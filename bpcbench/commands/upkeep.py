@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from bpcbench import environment, folder, session
-from bpcbench.errors import BpcbenchError, MissingData, UserError, unknown
+from bpcbench.errors import BpcbenchError, MissingData, StoreError, UserError, unknown
 from bpcbench.keys import Address
 from bpcbench.plugins import registry
 from bpcbench.progress import spell_bytes
@@ -35,7 +35,7 @@ def _remembered(arguments: argparse.Namespace) -> list[session.Session]:
     store = _store(arguments)
     found = session.remembered(store.root, arguments.data, arguments.suite)
     if not found:
-        names = {json.loads(file.read_text())["name"] for file in (store.root / "suites").glob("*.json")}
+        names = {file.stem.rpartition("-")[0] for file in (store.root / "suites").glob("*.json")}
         raise UserError(unknown("suite", arguments.suite, names) if arguments.suite else "no suite was run here yet")
     return found
 
@@ -47,13 +47,22 @@ def sync(arguments: argparse.Namespace) -> int:
     for found in _remembered(arguments):
         store = found.store
         assert store is not None
-        try:
+        with _mlflow_errors(store):
             added = tracking.sync(found.plan, store)
-        except Exception as error:
-            where = tracking.tracking_uri(store.root)
-            raise UserError(f"MLflow at {where} cannot be written: {' '.join(str(error).split())[:300]}") from None
         print(f"{found.plan.suite.name}: {added} cells added to MLflow")
     return 0
+
+
+@contextlib.contextmanager
+def _mlflow_errors(store: Store) -> Iterator[None]:
+    """Turn whatever MLflow raises into one message."""
+    from bpcbench.tracking import tracking_uri
+
+    try:
+        yield
+    except Exception as error:
+        where, text = tracking_uri(store.root), " ".join(str(error).split())[:300]
+        raise UserError(f"MLflow at {where} cannot be written: {text}") from None
 
 
 def ui(arguments: argparse.Namespace) -> int:
@@ -67,7 +76,8 @@ def ui(arguments: argparse.Namespace) -> int:
     remote = uri.startswith(("http://", "https://"))
     if not remote:
         _check_port(arguments.port)
-    book = tracking.Book(latest.plan, store).open()
+    with _mlflow_errors(store):
+        book = tracking.Book(latest.plan, store).open()
     base = uri.rstrip("/") if remote else f"http://127.0.0.1:{arguments.port}"
     # Flat, best first: the runs of cells, not the invocations above them.
     chosen = {
@@ -239,7 +249,11 @@ def _chosen(found: Store, arguments: argparse.Namespace) -> Iterator[Address]:
 def _list(found: Store, addresses: list[Address], *, as_json: bool) -> int:
     items = []
     for address in addresses:
-        meta = found.meta(address)
+        try:
+            meta = found.meta(address)
+        except StoreError as error:
+            print(f"note: {error}", file=sys.stderr)
+            continue
         items.append(
             {
                 "address": str(address),

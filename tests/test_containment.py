@@ -1,0 +1,219 @@
+"""Faults of plugins and of surroundings that must not reach further than they have to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bpcbench.cli import main
+
+PLUGIN = """
+import sys
+from dataclasses import dataclass
+import bpcbench
+
+BPCBENCH_API = 1
+
+class _Method(bpcbench.Method):
+    gpus = 0.0
+    def distil(self, data, ipc, given, ctx):
+        chosen = bpcbench.per_class(data.labels, ipc, ctx.seed)
+        labels = data.labels[chosen]
+        return bpcbench.Coreset(given.transform.apply(data.train.images[chosen]), labels, labels, data.facts.classes)
+
+@dataclass(frozen=True)
+class BadPreload(_Method):
+    name = "bad-preload"
+    preload = ("exits_at_import",)
+
+@dataclass(frozen=True)
+class BadSkip(_Method):
+    name = "bad-skip"
+    def skip(self, facts, ipc):
+        raise RuntimeError("skip went wrong")
+
+@dataclass(frozen=True)
+class Fails(_Method):
+    name = "fails"
+    def distil(self, data, ipc, given, ctx):
+        return (1, 2)
+
+@dataclass(frozen=True)
+class BadFigures(bpcbench.Evaluator):
+    name = "bad-figures"
+    def score(self, predictions, given):
+        return bpcbench.Scores({"acc@1%": 0.5, "nll": 7.0})
+    def figures(self, arrays):
+        raise RuntimeError("no pen")
+
+@dataclass(frozen=True)
+class Early(bpcbench.Engine):
+    name = "early"
+    def run(self, work, execute):
+        return iter(())
+
+@dataclass(frozen=True)
+class Elsewhere(bpcbench.Evaluator):
+    name = "elsewhere"
+    def splits(self, facts):
+        return [bpcbench.SplitRef("test", bpcbench.Ref("mnist"))]
+    def score(self, predictions, given):
+        return bpcbench.Scores({"acc": 0.5})
+
+@bpcbench.hookimpl
+def bpcbench_methods():
+    return [BadPreload, BadSkip, Fails]
+
+@bpcbench.hookimpl
+def bpcbench_evaluators():
+    return [BadFigures, Elsewhere]
+
+@bpcbench.hookimpl
+def bpcbench_engines():
+    return [Early]
+
+@bpcbench.hookimpl
+def bpcbench_stage_finished(event):
+    if "OBSERVER_EXITS" in __import__("os").environ:
+        sys.exit(9)
+"""
+SUITE = """
+name: contained
+protocol: 1
+datasets: [digits]
+ipc: [1]
+methods: [random]
+inferences: {network: {steps: 3}}
+networks: {conv-nn: {width: 4}}
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "faulty.py").write_text(PLUGIN)
+    (tmp_path / "exits_at_import.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "s.yaml").write_text(SUITE)
+
+    def call(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, "PYTHONPATH": str(tmp_path), "BPCBENCH_PLUGINS": "faulty", **environment}
+        command = [sys.executable, "-m", "bpcbench", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return call
+
+
+def test_a_preload_that_exits_fails_alone(run):
+    done = run("run", "s.yaml", "methods=[random, bad-preload]", "--no-mlflow")
+    assert done.returncode == 1
+    assert "1 failed" in done.stderr
+    assert "random" in done.stdout
+
+
+def test_a_plugin_that_raises_while_planning_gives_one_message(run, tmp_path):
+    done = run("run", "s.yaml", "methods=[random, bad-skip]")
+    assert done.returncode == 2
+    assert "RuntimeError: skip went wrong" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_figures_and_names_that_cannot_be_logged_cost_only_themselves(run, tmp_path):
+    done = run("run", "s.yaml", "evaluators=[classification, bad-figures]")
+    assert done.returncode == 0, done.stderr
+    assert "no figures of bad-figures: RuntimeError: no pen" in done.stderr
+    assert "cannot be written" not in done.stderr
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'results' / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("contained").experiment_id])
+    (cell,) = [run for run in runs if "bpcbench.cell" in run.data.tags]
+    assert cell.data.metrics["acc_1_"] == 0.5
+    assert cell.data.metrics["bad-figures/nll"] == 7.0
+    assert cell.data.metrics["classification/nll"] != 7.0
+
+
+def test_an_engine_that_ends_too_early_is_told(run):
+    done = run("run", "s.yaml", "engine=early", "--no-mlflow")
+    assert done.returncode == 2
+    assert "engine early ended while stages were left" in done.stderr
+
+
+def test_no_test_split_is_predicted_while_tuning(run, tmp_path):
+    (tmp_path / "MNIST").mkdir()
+    done = run("plan", "s.yaml", "evaluators=[elsewhere]", "split=validation")
+    assert done.returncode == 2
+    assert "no test split may be predicted" in done.stderr
+
+
+def test_an_observer_that_exits_is_reported(run):
+    done = run("run", "s.yaml", "--no-mlflow", OBSERVER_EXITS="1")
+    assert done.returncode == 0
+    assert "failed: SystemExit: 9" in done.stderr
+
+
+def test_a_method_that_returns_something_else_is_told(run):
+    done = run("run", "s.yaml", "methods=[fails]", "--no-mlflow")
+    assert done.returncode == 1
+    assert "fails.distil must return a bpcbench.Coreset, it returned a tuple" in done.stderr
+    assert "to go on: bpcbench run s.yaml" in done.stderr
+
+
+def test_a_reader_that_has_gone_does_not_hide_a_failure(run, tmp_path):
+    run("plan", "s.yaml")
+    command = (
+        f"{sys.executable} -m bpcbench run s.yaml methods=[fails] --no-mlflow 2> err | true; exit ${{PIPESTATUS[0]}}"
+    )
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "BPCBENCH_PLUGINS": "faulty", "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=variables, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "to go on:" in (tmp_path / "err").read_text()
+
+
+def test_a_damaged_distribution_does_not_break_the_commands(tmp_path):
+    broken = tmp_path / "odd-1.0.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Name: odd\nVersion: 1.0\n")
+    (broken / "entry_points.txt").write_text("[bpcbench]\nfoo\n")
+    command = [sys.executable, "-m", "bpcbench", "list", "plugins"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "NOT LOADED" in done.stdout
+    assert "baselines" in done.stdout
+
+
+def test_one_bad_record_of_a_suite_does_not_stop_the_others(run, tmp_path):
+    assert run("run", "s.yaml", "--no-mlflow").returncode == 0
+    (tmp_path / "results" / "suites" / "bad-1.json").write_text('{"name": ')
+    (tmp_path / "results" / "suites" / "worse-1.json").write_text("[1]")
+    done = run("sync")
+    assert done.returncode == 0, done.stderr
+    assert "contained: 1 cells added" in done.stdout
+    assert "bad-1.json is passed over" in done.stderr
+
+
+def test_a_damaged_score_is_reported_by_the_report(run, tmp_path):
+    assert run("run", "s.yaml", "--no-mlflow").returncode == 0
+    (stage,) = (tmp_path / "results" / "stages" / "score").glob("*/*/stage.json")
+    body = json.loads(stage.read_text())
+    body["metrics"]["acc"] = 1.0
+    stage.write_text(json.dumps(body))
+    done = run("report", "s.yaml")
+    assert "damaged: score:" in done.stderr
+    assert "no results of this suite yet" in done.stdout
+
+
+def test_output_is_checked_first(tmp_path, capsys):
+    shutil.copy(Path(__file__), tmp_path / "x")
+    for words in (["report", "quickstart"], ["tune", "cpu/tune-digits"]):
+        assert main([*words, "--out", str(tmp_path / "store"), "--output", str(tmp_path / "no" / "x.md")]) == 2
+        assert "no such folder" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
