@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
+
 from bpcbench.api import Context, option
 from bpcbench.records import Coreset, Data, Facts, Given, Native, Recipe, Ref, Split
-from bpcbench.sampling import stratified_holdout
+from bpcbench.sampling import per_class, stratified_holdout
 from bpcbench_torch.pool_method import PoolMethod
 
 if TYPE_CHECKING:
@@ -50,10 +52,13 @@ class FRePo(PoolMethod):
         from bpcbench_distill.inference import RegressionInference
         from bpcbench_distill.predictive import fit
         from bpcbench_distill.temperature import fit_temperature
+        from bpcbench_torch.distillation import distil
 
-        kept, held = stratified_holdout(data.labels, self.temperature_share, seed=1)
+        _, held = stratified_holdout(data.labels, self.temperature_share, seed=1)
+        held = np.setdiff1d(held, per_class(data.labels, ipc, ctx.seed))
+        kept = np.setdiff1d(np.arange(len(data.train)), held)
         rest = replace(data, train=Split(data.train.images[kept], data.labels[kept]))
-        coreset = super().distil(rest, ipc, given, ctx)
+        coreset = distil(self, data, ipc, given, ctx, source=rest)
         trained = fit(RegressionInference(steps=self.evaluation_steps), coreset, self.network, ctx)
         outputs = trained.outputs(given.transform.apply(data.train.images[held])).cpu().numpy()
         temperature = fit_temperature(outputs, data.labels[held])

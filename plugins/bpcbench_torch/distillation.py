@@ -36,8 +36,13 @@ def cosine(step: int, total: int, final: float) -> float:
     return final + (1.0 - final) * (0.5 + 0.5 * math.cos(math.pi * step / total))
 
 
-def distil(method: PoolMethod, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
-    """Run the loop of a method and return its last iterate."""
+def distil(
+    method: PoolMethod, data: Data, ipc: int, given: Given, ctx: Context, *, source: Data | None = None
+) -> Coreset:
+    """Run the loop of a method and return its last iterate.
+
+    The initial images come from `data`, where all methods find the same ones, the real batches from `source` if given.
+    """
     count = data.facts.classes
     start, classes = initial_images(method, data, ipc, given, ctx.seed)
     images = torch.tensor(start, device=ctx.device, requires_grad=True)
@@ -57,7 +62,7 @@ def distil(method: PoolMethod, data: Data, ipc: int, given: Given, ctx: Context)
         seed=ctx.seed,
         device=ctx.device,
     )
-    batches = Batches(data, given.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device)
+    batches = Batches(source or data, given.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device)
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed + 2)
     # Of its own, on the CPU: which operation is drawn decides what is launched, and must not wait for the device.
     chooser = torch.Generator().manual_seed(ctx.seed + 3)

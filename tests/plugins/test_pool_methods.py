@@ -11,6 +11,7 @@ import torch
 
 from bpcbench import metrics
 from bpcbench.records import Given, Transform
+from bpcbench.sampling import per_class
 from bpcbench.splits import load_split, training_data
 from bpcbench.testing import InferenceConformance, MethodConformance, context, toy_coreset, toy_data, toy_given
 from bpcbench_data.digits import Digits
@@ -194,3 +195,20 @@ def test_the_temperature_minimises_the_loss():
 def test_senseless_options_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         VBPC(network=SMALL, **wrong)
+
+
+def test_all_methods_start_from_the_same_images(digits, tmp_path):
+    data, transform, _ = digits
+    started = []
+    for index, method in enumerate((VBPC(steps=1, network=SMALL, pool=1), FRePo(steps=1, network=SMALL, pool=1))):
+        kept = {}
+
+        def keep(step, coreset, seconds, kept=kept):
+            kept[step] = coreset
+
+        ctx = context(tmp_path / str(index), keep_snapshot=keep)
+        replace(method, batch=8).distil(data, 3, Given(transform), ctx)
+        started.append(kept[0].images)
+    random = transform.apply(data.train.images[per_class(data.labels, 3, 0)])
+    np.testing.assert_array_equal(started[0], random)
+    np.testing.assert_array_equal(started[1], random)
