@@ -65,8 +65,9 @@ def members(plan: Plan) -> set[str]:
 def test_while_tuning_the_test_split_is_out_of_reach(planning: Planning) -> None:
     asks_by_name = "evaluators={right: , elsewhere: {own: dots}}"
     assert {member.partition("~")[0] for member in members(planning(asks_by_name))} == {"dots/test", "blobs/test"}
-    tuning = planning(asks_by_name, "split=validation")
-    assert {member.partition("~")[0] for member in members(tuning)} == {"dots/validation", "blobs/test"}
+    assert {member.partition("~")[0] for member in members(planning("split=validation"))} == {"dots/validation"}
+    with pytest.raises(UserError, match="no test split may be predicted, and an evaluator asks for 'test' of blobs"):
+        planning(asks_by_name, "split=validation")
 
 
 def test_another_data_sets_split_is_a_member_with_its_own_fingerprint(planning: Planning, tmp_path: Path) -> None:

@@ -163,11 +163,6 @@ def test_shipped_suites_are_found_by_name_and_by_path(registry: Registry, tmp_pa
     assert locate(registry, "suites/quickstart.yaml").resolve() == tmp_path / "suites" / "quickstart.yaml"
 
 
-def test_every_shipped_suite_is_valid(registry: Registry) -> None:
-    for name in shipped():
-        assert load(registry, name).protocol == 1
-
-
 def test_a_plugins_suite_is_run_as_plugin_and_name(install: Install, plugin_module: Any, write_suite: Write) -> None:
     from bpcbench import hookimpl
 
