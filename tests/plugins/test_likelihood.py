@@ -48,7 +48,7 @@ def test_the_reference_of_the_page_agrees_with_sampling_and_with_known_values() 
     error = 4 / len(logits) ** 0.5
     assert expected_log == pytest.approx(log_p.mean(0), abs=error * log_p.std())
     assert np.exp(log_expected) == pytest.approx(np.exp(log_p).mean(0), abs=error * 0.5)
-    # Monte Carlo and formula of an independent calculation (issue 3, methods_frepo.md 6.3 H), for the top class.
+    # Monte Carlo and formula of an independent calculation, for the top class.
     once, twice = (mean_field_log_probs(*double([mean], [variance]), factor=factor)[0, 0] for factor in (1.0, 2.0))
     assert [expected_log[0], log_expected[0]] == pytest.approx([-1.186, -0.678], abs=2e-3)
     assert [float(once), float(twice)] == pytest.approx([-0.606, -0.733], abs=1e-3)
