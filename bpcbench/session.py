@@ -162,6 +162,20 @@ def _forget(store: Store, stage: Stage) -> None:
     store.discard_scratch(stage.id)
 
 
+def _tidy(plan: Plan, store: Store) -> None:
+    """Remove the scratch of finished stages: what is left if a process is killed between its commit and its end."""
+    import contextlib
+
+    from bpcbench.store import Busy
+
+    made = {f"predict:{cell.predict}" for cell in plan.cells if cell.predict}
+    made |= {f"coreset:{cell.coreset.key}" for cell in plan.cells if cell.coreset}
+    for stage in made - {planned.stage.id for planned in plan.to_do()}:
+        if store.scratch(stage).exists():
+            with contextlib.suppress(Busy), store.lock(stage):
+                store.discard_scratch(stage)
+
+
 def _remember(session: Session, store: Store) -> None:
     """Keep the suite beside its results, so that `sync` and `ui` know what was run here."""
     import json
@@ -223,6 +237,7 @@ def execute(
     check_writable(session.out)
     store = session.store or Store.open(session.out)
     _remember(session, store)
+    _tidy(session.plan, store)
     for note in session.notes:
         (say or _to_stderr)(f"note: {note}")
     to_do = session.plan.to_do()

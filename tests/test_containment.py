@@ -217,3 +217,15 @@ def test_output_is_checked_first(tmp_path, capsys):
         assert main([*words, "--out", str(tmp_path / "store"), "--output", str(tmp_path / "no" / "x.md")]) == 2
         assert "no such folder" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
+
+
+def test_what_a_kill_between_commit_and_end_left_is_removed(run, tmp_path):
+    assert run("run", "s.yaml", "--no-mlflow").returncode == 0
+    (key,) = (path.name for path in (tmp_path / "results" / "stages" / "predict").iterdir())
+    left = tmp_path / "results" / "scratch" / "stages" / f"predict-{key}" / "attempt"
+    other = tmp_path / "results" / "scratch" / "stages" / "predict-0000" / "attempt"
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+    assert run("run", "s.yaml", "--no-mlflow").returncode == 0
+    assert not left.parent.exists()
+    assert other.exists()
