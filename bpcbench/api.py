@@ -19,6 +19,7 @@ from bpcbench.records import (
     Convention,
     Coreset,
     Data,
+    Download,
     Facts,
     Given,
     Native,
@@ -27,6 +28,7 @@ from bpcbench.records import (
     Predicted,
     Predictions,
     Ref,
+    Reference,
     Scores,
     Split,
     SplitRef,
@@ -118,6 +120,8 @@ class Dataset(Plugin, abc.ABC):
     """Real data: light facts and fingerprints for planning, images on demand. It never downloads by itself."""
 
     licence: ClassVar[str] = "unknown"
+    downloads: ClassVar[tuple[Download, ...]] = ()
+    """What `bpcbench data get` fetches; none where the licence forbids it or there is no public address."""
 
     @abc.abstractmethod
     def facts(self, root: Path) -> Facts:
@@ -131,6 +135,14 @@ class Dataset(Plugin, abc.ABC):
     def load(self, root: Path, split: str) -> Split:
         """Return the images and labels of a split named in `facts().sizes`."""
 
+    def differs(self, root: Path) -> str:
+        """Return in what the files differ from the official ones, when the notes of the facts say `subset`."""
+        return ""
+
+    def places(self, root: Path) -> Sequence[Path]:
+        """Return the files and folders, present or not, that the data set is read from, for `bpcbench data list`."""
+        return ()
+
 
 class Prerequisite(Plugin, abc.ABC):
     """Something made once from training data and shared by all who ask: a preprocessing, expert trajectories."""
@@ -140,6 +152,10 @@ class Prerequisite(Plugin, abc.ABC):
     def prerequisites(self, facts: Facts) -> Mapping[str, Need]:
         """Return what this prerequisite itself needs, by role."""
         return {}
+
+    def expected_bytes(self, facts: Facts) -> int | None:
+        """Return how large one member will be on disk, for `bpcbench plan`, or None if that is not known."""
+        return None
 
     @abc.abstractmethod
     def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
@@ -200,6 +216,10 @@ class Network(Plugin, abc.ABC):
         """Return why the network cannot take such images, or None."""
         return None
 
+    def parameters(self, shape: tuple[int, int, int], classes: int) -> int | None:
+        """Return the number of parameters if it is known without building the network, for plans, or None."""
+        return None
+
     @abc.abstractmethod
     def build(self, shape: tuple[int, int, int], classes: int, seed: int) -> Any:
         """Return a freshly initialised network: a function of these arguments and the options."""
@@ -247,6 +267,9 @@ class Inference(Plugin, abc.ABC):
 class Evaluator(Plugin, abc.ABC):
     """Scores stored predictions. Metrics come from `bpcbench.metrics`, so that a number means one thing."""
 
+    uses_coreset: ClassVar[bool] = False
+    """True when `score` looks at `given.coreset`, the coreset from which the predictions were made."""
+
     def splits(self, facts: Facts) -> Sequence[SplitRef]:
         """Return the splits to be predicted."""
         return (SplitRef(),)
@@ -254,6 +277,10 @@ class Evaluator(Plugin, abc.ABC):
     def prerequisites(self, facts: Facts) -> Mapping[str, Need]:
         """Return what the evaluator itself needs, by role."""
         return {}
+
+    def reference(self, facts: Facts) -> Reference | None:
+        """Return whose predictions of the same splits `score` is to find in `given.reference`, or None."""
+        return None
 
     @abc.abstractmethod
     def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ Pattern = Mapping[str, tuple[Any, ...]]
 """The allowed values by key (`dataset`, `ipc`, ...); a cell matches if it has one of them for every key."""
 
 _Axes = Mapping[str, Mapping[str, Any]]
+_Known = Mapping[str, Collection[str]]
 _Report = Callable[[KeyPath, str], None]
 _SETTABLE = ("methods", "preprocessing", "inferences", "networks")
 
@@ -30,38 +31,48 @@ class Case:
         return all(cell[key] in values for key, values in self.when.items())
 
 
-def read_cases(raw: Any, axes: _Axes, mistake: _Report) -> list[Case]:
-    """Return the cases; what is wrong with them is handed to `mistake`."""
+def read_cases(raw: Any, axes: _Axes, known: _Known, mistake: _Report) -> list[Case]:
+    """Return the cases; what is wrong with them is handed to `mistake`.
+
+    `known` are names of plugins by axis: a case of one that the suite does not have, since an override left it out,
+    is about nothing and no mistake.
+    """
     result: list[Case] = []
     for path, item in _items("cases", raw, mistake):
         if not isinstance(item, Mapping) or set(item) != {"when", "set"} or not isinstance(item["set"], Mapping):
             mistake(path, "expected {when: {dataset, ipc}, set: {KEY: value}}")
             continue
-        when = _pattern((*path, "when"), item["when"], {"dataset": set(axes["datasets"]), "ipc": None}, mistake)
+        when = _pattern(
+            (*path, "when"), item["when"], {"dataset": _names("datasets", axes, known), "ipc": None}, mistake
+        )
         options: dict[tuple[str, str], dict[str, tuple[Any, KeyPath]]] = {}
         for key, value in item["set"].items():
             where = (*path, "set", key)
             parts = key.split(".")
             if len(parts) != 3 or parts[0] not in _SETTABLE:
                 mistake(where, f"expected {'|'.join(_SETTABLE)}.LABEL.OPTION")
-            elif parts[1] not in axes[parts[0]]:
+            elif parts[1] not in _names(parts[0], axes, known):
                 mistake(where, unknown("label", parts[1], axes[parts[0]]))
-            else:
+            elif parts[1] in axes[parts[0]]:
                 options.setdefault((parts[0], parts[1]), {})[parts[2]] = (value, where)
         result.append(Case(when, options))
     return result
 
 
-def read_exclude(raw: Any, axes: _Axes, mistake: _Report) -> tuple[Pattern, ...]:
+def read_exclude(raw: Any, axes: _Axes, known: _Known, mistake: _Report) -> tuple[Pattern, ...]:
     """Return the patterns of cells to leave out; what is wrong with them is handed to `mistake`."""
     allowed = {
-        "dataset": set(axes["datasets"]),
+        "dataset": _names("datasets", axes, known),
         "ipc": None,
-        "method": set(axes["methods"]),
-        "inference": set(axes["inferences"]),
-        "network": set(axes["networks"]),
+        "method": _names("methods", axes, known),
+        "inference": _names("inferences", axes, known),
+        "network": _names("networks", axes, known),
     }
     return tuple(_pattern(path, item, allowed, mistake) for path, item in _items("exclude", raw, mistake))
+
+
+def _names(axis: str, axes: _Axes, known: _Known) -> set[str]:
+    return {*axes[axis], *known.get(axis, ())}
 
 
 def _items(key: str, raw: Any, mistake: _Report) -> list[tuple[KeyPath, Any]]:

@@ -82,6 +82,8 @@ def read_cell(cell: Cell, store: Store) -> CellRun:
     """Read a finished cell; what was pruned from the store, or cannot be drawn, is left out."""
     assert cell.coreset is not None
     params, tags = names(cell), names(cell)
+    if cell.notes:
+        tags["data"] = "; ".join(cell.notes)
     metrics: dict[str, float] = {}
     files: dict[str, bytes] = {}
     points: list[Point] = []

@@ -13,6 +13,7 @@ from bpcbench.session import DEFAULT_OUT
 
 KINDS = ("datasets", "methods", "prerequisites", "inferences", "networks", "evaluators", "engines", "plugins", "suites")
 FORMATS = ("text", "md", "latex", "csv", "json")
+PLAIN_FORMATS = ("text", "md", "csv")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,11 +45,33 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
     report.add_argument("--published", action="store_true", help="add the paper's numbers")
     report.add_argument("--output", metavar="FILE", help="write to a file")
+    report.add_argument("--against", metavar="METHOD", help="paired differences to a method, instead of the table")
+
+    anytime = _suite_command(
+        commands, "anytime", "curves:anytime", "run a suite and evaluate its coresets' snapshots: metrics against time"
+    )
+    anytime.add_argument("--steps", type=_steps, metavar="A,B", help="snapshots to evaluate (default: all)")
+    anytime.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
+    anytime.add_argument("--format", choices=PLAIN_FORMATS, default="text")
+    anytime.add_argument("--pictures", metavar="FOLDER", help="draw the curves into a folder, as PNG")
+    anytime.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
+    anytime.add_argument("--quiet", action="store_true", help="print failures and the curves only")
 
     tune = _suite_command(commands, "tune", "suite:tune", "try the settings a suite declares, on the validation split")
     tune.add_argument("--output", metavar="FILE", help="write the preset to a file (default: print it)")
     tune.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
     tune.add_argument("--quiet", action="store_true", help="print failures and the preset only")
+
+    data = commands.add_parser("data", help="list data sets and where they are looked for; download them")
+    actions = data.add_subparsers(dest="action", metavar="ACTION", required=True)
+    have = actions.add_parser("list", help="say which data sets are there, and whether they are the official ones")
+    have.add_argument("--json", action="store_true")
+    have.set_defaults(run="data:listing")
+    get = actions.add_parser("get", help="download a data set's official files; an interrupted download is resumed")
+    get.add_argument("name")
+    get.set_defaults(run="data:get")
+    for action in (have, get):
+        _data(action)
 
     schema = commands.add_parser("schema", help="print a JSON schema of suites, for editors")
     schema.set_defaults(run="catalogue:schema")
@@ -102,6 +125,7 @@ def _suite_command(commands: argparse._SubParsersAction, name: str, run: str, te
         "overrides", nargs="*", metavar="KEY=VALUE", help="e.g. 'ipc=[1,10]' methods.kmeans.iterations=50"
     )
     command.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, ...")
+    command.add_argument("--unverified", action="store_true", help="use data, marked `subset`, that are not official")
     _where(command)
     command.set_defaults(run=run)
     return command
@@ -109,7 +133,18 @@ def _suite_command(commands: argparse._SubParsersAction, name: str, run: str, te
 
 def _where(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", default=DEFAULT_OUT, metavar="FOLDER", help=f"the store (default: {DEFAULT_OUT})")
+    _data(command)
+
+
+def _data(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", metavar="FOLDER", help="where data sets lie (default: $BPCBENCH_DATA)")
+
+
+def _steps(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers of steps such as 0,100,1000, got {text!r}") from None
 
 
 def _positive(text: str) -> int:

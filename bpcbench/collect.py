@@ -7,10 +7,12 @@ from bpcbench.report import Row
 from bpcbench.store import Store
 
 
-def collect(plan: Plan, store: Store) -> list[Row]:
-    """Return one row per cell, evaluator and metric that the store holds."""
+def collect(plan: Plan, store: Store, step: int | None = None) -> list[Row]:
+    """Return one row per cell, evaluator and metric that the store holds, of coresets after `step` or at their end."""
     rows = []
     for cell in plan.cells:
+        if cell.step != step:
+            continue
         for evaluator, address in cell.scores.items():
             if not store.has(address):
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,19 @@ class Planned:
 
 
 def demand(
-    registry: Registry, stages: Mapping[str, Stage], wanted: Iterable[str], store: Store | None, recompute: set[str]
+    registry: Registry,
+    stages: Mapping[str, Stage],
+    wanted: Iterable[str],
+    store: Store | None,
+    recompute: set[str],
+    expected: Mapping[str, Callable[[], int | None]],
 ) -> Iterable[Planned]:
     """Return the stages that are asked for, inputs first, with their status.
 
-    `wanted` are the ids of the stages asked for; `recompute` names plugins whose results are made again.
+    `wanted` are the ids of the stages asked for; `recompute` names plugins whose results are made again; `expected`
+    gives sizes by family, which count where there is no experience.
     """
+    sizes: dict[str, int | None] = {}
     timings = store.timings() if store else {}
     again = _downstream(stages, recompute)
     done: dict[str, Planned] = {}
@@ -49,12 +56,14 @@ def demand(
             stack += [name, *reversed(pending)]
             continue
         past = timings.get(stage.family, [])
+        if not past and stage.family not in sizes:
+            sizes[stage.family] = expected[stage.family]() if stage.family in expected else None
         done[name] = Planned(
             stage,
             status,
             name in again,
             statistics.median(seconds for seconds, _ in past) if past else None,
-            statistics.median(size for _, size in past) if past else None,
+            statistics.median(size for _, size in past) if past else sizes[stage.family],
         )
     return done.values()
 

@@ -103,11 +103,12 @@ def curves(
     y: str,
     title: str = "",
     log_x: bool = False,
+    markers: bool = True,
 ) -> bytes:
     """Return lines through the (xs, ys) of each name, with `x` and `y` as the names of the axes, as PNG.
 
-    Points that are not finite are left out, with a gap in the line. On a logarithmic axis 0 and negative numbers have
-    their place too: it is linear below the smallest positive x.
+    Points that are not finite are left out, with a gap in the line; `markers` shows where the points are. On a
+    logarithmic axis 0 and negative numbers have their place too: it is linear below the smallest positive x.
     """
     if not series:
         raise ValueError("there is no curve to draw")
@@ -121,7 +122,7 @@ def curves(
             across,
             np.where(np.isfinite(across) & np.isfinite(up), up, np.nan),
             color=_COLOURS[index % len(_COLOURS)],
-            marker=_MARKERS[index % len(_MARKERS)],
+            marker=_MARKERS[index % len(_MARKERS)] if markers else "",
             linestyle=_STYLES[index // len(_COLOURS) % len(_STYLES)],
             linewidth=1.6,
             markersize=4.5,

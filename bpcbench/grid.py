@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from bpcbench.api import Inference, Method, Network, Prerequisite
 from bpcbench.keys import Address
 from bpcbench.planner import Planner
-from bpcbench.records import Offer
+from bpcbench.records import Offer, snapshot_member
 from bpcbench.sources import Source
 
 _Names = tuple[str, int, str, str, str]
+Snapshots = Callable[[str], Sequence[int]]
+"""The steps at which the coreset of a key was kept, and is to be evaluated too."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Cell:
     scores: Mapping[str, Address] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     skipped: str = ""
+    step: int | None = None
+    """The step after which the coreset is looked at; none: the last one."""
 
     @property
     def label(self) -> str:
@@ -46,8 +50,11 @@ class _Choice:
     network: Network
 
 
-def cells(planner: Planner, sources: Mapping[str, Source | str]) -> Iterator[Cell]:
-    """Yield the cells that are not excluded; `sources` holds each data set, or why it is not there."""
+def cells(planner: Planner, sources: Mapping[str, Source | str], snapshots: Snapshots | None = None) -> Iterator[Cell]:
+    """Yield the cells that are not excluded; `sources` holds each data set, or why it is not there.
+
+    With `snapshots`, a cell is followed by one for every kept state of its coreset.
+    """
     suite = planner.suite
     for dataset, source in sources.items():
         for ipc in suite.ipc:
@@ -57,10 +64,11 @@ def cells(planner: Planner, sources: Mapping[str, Source | str]) -> Iterator[Cel
                     for network in setting.networks:
                         where = {"dataset": dataset, "ipc": ipc, "method": method}
                         if not suite.excluded(**where, inference=inference, network=network):
-                            yield from _seeds(planner, source, (dataset, ipc, method, inference, network))
+                            names = (dataset, ipc, method, inference, network)
+                            yield from _seeds(planner, source, names, snapshots)
 
 
-def _seeds(planner: Planner, source: Source | str, names: _Names) -> Iterator[Cell]:
+def _seeds(planner: Planner, source: Source | str, names: _Names, snapshots: Snapshots | None) -> Iterator[Cell]:
     suite = planner.suite
     seeds = [(d, e) for d in range(suite.distil_seeds) for e in range(suite.evaluate_seeds)]
     choice = f"data are missing: {source}" if isinstance(source, str) else _choose(planner, source, names)
@@ -73,12 +81,22 @@ def _seeds(planner: Planner, source: Source | str, names: _Names) -> Iterator[Ce
         name = f"{dataset} ipc {ipc} {method} seed {d}"
         coreset = planner.once(planner.coreset, source, ipc, choice.method, transform, d, name)
         label = f"{dataset} ipc {ipc} {method} / {inference} / {network} seed {d}.{e}"
-        predict = planner.predict(source, coreset, choice.inference, choice.network, transform, e, label)
-        scores = {
-            evaluator: planner.score(source, evaluator, predict, transform, f"{label} {evaluator}")
-            for evaluator in source.splits
-        }
-        yield Cell(*names, d, e, coreset.addresses[0], predict.key, scores, source.facts.notes)
+        for step in (None, *(snapshots(coreset.key) if snapshots else ())):
+            seen = coreset if step is None else replace(coreset, members=(snapshot_member(step),))
+            title = label if step is None else f"{label} step {step}"
+            predict = planner.predict(source, seen, choice.inference, choice.network, transform, e, title)
+            scores = {
+                evaluator: planner.score(
+                    source,
+                    evaluator,
+                    predict,
+                    transform,
+                    f"{title} {evaluator}",
+                    planner.once(planner.reference, source, evaluator, ipc, choice.network, transform),
+                )
+                for evaluator in source.splits
+            }
+            yield Cell(*names, d, e, seen.addresses[0], predict.key, scores, source.notes, step=step)
 
 
 def _choose(planner: Planner, source: Source, names: _Names) -> _Choice | str:

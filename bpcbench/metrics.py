@@ -14,14 +14,41 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from bpcbench.detection import aupr_in, aupr_out, auroc, fpr95, refuse_nan_and_inf, risk_coverage, roc
 from bpcbench.records import Array
+
+__all__ = [
+    "HIGHER_IS_BETTER",
+    "VERSION",
+    "accuracy",
+    "accuracy_at_coverage",
+    "aupr_in",
+    "aupr_out",
+    "aurc",
+    "auroc",
+    "batch_nll",
+    "brier",
+    "ece",
+    "entropy",
+    "fpr95",
+    "log_mean_exp",
+    "member_nll",
+    "mutual_information",
+    "nll",
+    "reliability",
+    "risk_coverage",
+    "roc",
+    "selective_risk",
+    "temper",
+    "temperature",
+]
 
 VERSION: int = 1
 """Bumped when a definition changes what it returns; part of the key of every score."""
 
 HIGHER_IS_BETTER: Mapping[str, bool] = MappingProxyType(
-    dict.fromkeys(("acc", "auroc", "aupr_in", "aupr_out"), True)
-    | dict.fromkeys(("nll", "member_nll", "brier", "ece", "fpr95"), False)
+    dict.fromkeys(("acc", "acc_at_80", "acc_at_90", "auroc", "aupr_in", "aupr_out"), True)
+    | dict.fromkeys(("nll", "nll_ts", "nll_batch128", "member_nll", "brier", "ece", "aurc", "fpr95"), False)
 )
 """The direction of each metric by the name it has in results."""
 
@@ -29,6 +56,8 @@ _Floats = npt.NDArray[np.float64]
 
 # Far above the rounding of a float32 or even bfloat16 log-softmax, far below what logits passed by mistake give.
 _TOLERANCE = 1e-2
+
+_TEMPERATURES = (1e-2, 1e2)
 
 
 def accuracy(log_probs: Array, labels: Array) -> float:
@@ -55,11 +84,79 @@ def member_nll(member_log_likelihood: Array) -> float:
 
     In [0, inf], lower is better; by Jensen's inequality at least the `nll` of the averaged probabilities.
     """
-    logs = np.asarray(member_log_likelihood, dtype=np.float64)
-    if logs.ndim != 2 or logs.size == 0:
-        raise ValueError(f"member_log_likelihood must have shape (members, examples), got {logs.shape}")
-    _refuse_nan_and_inf(logs, "member_log_likelihood")
-    return float(np.mean(-np.minimum(logs, 0.0)))
+    return float(np.mean(-_checked_members(member_log_likelihood)))
+
+
+def batch_nll(member_log_likelihood: Array, batch: int = 128) -> float:
+    """Return the NLL as reference code of Bayesian pseudo-coresets computes it, from (members, n) log-likelihoods.
+
+    sum_b n_b/n (-log 1/S sum_s exp(mean_{i in b} log p_s(y_i))) over consecutive batches b: the members are averaged
+    after the examples of a batch. In [0, inf], lower is better; at least `nll`, at most `member_nll`. It moves with
+    the batch size and with the order of the split, and exists for comparison with published numbers only.
+    """
+    logs = _checked_members(member_log_likelihood)
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+    parts = [logs[:, start : start + batch] for start in range(0, logs.shape[1], batch)]
+    total = sum(part.shape[1] * log_mean_exp(part.mean(axis=1)) for part in parts)
+    return 0.0 - float(total) / logs.shape[1]
+
+
+def temperature(log_probs: Array, labels: Array) -> float:
+    """Return the temperature T in [0.01, 100] at which `nll(temper(log_probs, T), labels)` is smallest.
+
+    The NLL is convex in 1/T, so that it has one minimum, which is bracketed in log T. It is 1 where no other is better
+    (uniform predictions, a label of probability 0), and near a bound where the NLL falls for ever (every label is the
+    most probable class). It has no direction. Guo et al., "On calibration of modern neural networks", ICML 2017.
+    """
+    from scipy.optimize import minimize_scalar
+
+    logs, truth = _checked(log_probs, labels)
+
+    def loss(log_temperature: float) -> float:
+        scaled = temper(logs, float(np.exp(log_temperature)))
+        return float(np.mean(-scaled[np.arange(len(truth)), truth]))
+
+    if not np.isfinite(loss(0.0)):
+        return 1.0
+    found = minimize_scalar(loss, bounds=tuple(np.log(_TEMPERATURES)), method="bounded", options={"xatol": 1e-7})
+    # Not for the sake of rounding: of uniform predictions every temperature is as good as 1.
+    return float(np.exp(found.x)) if found.fun < loss(0.0) - 1e-12 else 1.0
+
+
+def temper(log_probs: Array, temperature: float) -> Array:
+    """Return the predictive at a temperature T, log softmax(log p / T), in float64; 1 changes nothing."""
+    logs = _checked_log_probs(log_probs)
+    if not temperature > 0:
+        raise ValueError(f"a temperature must be above 0, got {temperature}")
+    scaled = logs / temperature
+    return np.asarray(scaled - np.logaddexp.reduce(scaled, axis=1, keepdims=True))
+
+
+def aurc(log_probs: Array, labels: Array) -> float:
+    """Return the area under the risk-coverage curve: the mean over i of the error rate of the i surest predictions.
+
+    In [0, 1], lower is better; how sure a prediction is says the probability of its class. Ties as in `risk_coverage`.
+    Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers", ICLR 2019.
+    """
+    return float(np.mean(selective_risk(log_probs, labels)[1]))
+
+
+def accuracy_at_coverage(log_probs: Array, labels: Array, percent: int) -> float:
+    """Return the accuracy of the surest `percent` % of the predictions, rounded up to whole examples.
+
+    In [0, 1], higher is better; at 100 it is `accuracy`. Ties as in `risk_coverage`. Geifman and El-Yaniv, 2017.
+    """
+    if not 0 < percent <= 100:
+        raise ValueError(f"percent must lie in 1 ... 100, got {percent}")
+    risk = selective_risk(log_probs, labels)[1]
+    return float(1.0 - risk[-(-percent * len(risk) // 100) - 1])
+
+
+def selective_risk(log_probs: Array, labels: Array) -> tuple[Array, Array]:
+    """Return the `risk_coverage` of predictions, scored by the probability of the predicted class."""
+    logs, truth = _checked(log_probs, labels)
+    return risk_coverage(logs.max(axis=1), logs.argmax(axis=1) == truth)
 
 
 def brier(log_probs: Array, labels: Array) -> float:
@@ -148,62 +245,19 @@ def log_mean_exp(member_log_probs: Array) -> Array:
     logs = np.asarray(member_log_probs, dtype=np.float64)
     if logs.ndim < 1 or logs.size == 0:
         raise ValueError(f"member_log_probs must have members along axis 0, got shape {logs.shape}")
-    _refuse_nan_and_inf(logs, "member_log_probs")
+    refuse_nan_and_inf(logs, "member_log_probs")
     top = logs.max(axis=0)
     shift = np.where(np.isneginf(top), 0.0, top)
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(np.mean(np.exp(logs - shift), axis=0)) + shift)
 
 
-def auroc(scores_in: Array, scores_out: Array) -> float:
-    """Return the area under the ROC curve of telling in from out; the in-distribution examples are positive.
-
-    P(s_in > s_out) + P(s_in = s_out) / 2, in [0, 1], 0.5 for chance, higher is better. The class taken as positive
-    does not change it. Hanley and McNeil, 1982; for OOD, Hendrycks and Gimpel, ICLR 2017.
-    """
-    inside, outside = _checked_scores(scores_in, scores_out)
-    below = np.searchsorted(outside, inside, side="left").sum()
-    not_above = np.searchsorted(outside, inside, side="right").sum()
-    return float(below + not_above) / (2.0 * len(inside) * len(outside))
-
-
-def aupr_in(scores_in: Array, scores_out: Array) -> float:
-    """Return the area under the precision-recall curve; the in-distribution examples are positive.
-
-    Average precision sum_t (R_t - R_t-1) P_t over the distinct scores t as thresholds, without interpolation, as
-    scikit-learn's `average_precision_score`. In (0, 1], n_in / (n_in + n_out) for chance, higher is better. Hendrycks
-    and Gimpel, "A baseline for detecting misclassified and out-of-distribution examples", ICLR 2017.
-    """
-    inside, outside = _checked_scores(scores_in, scores_out)
-    return _average_precision(inside, outside)
-
-
-def aupr_out(scores_in: Array, scores_out: Array) -> float:
-    """Return `aupr_in` with the roles changed: the out-of-distribution examples are positive, scores are negated.
-
-    In (0, 1], n_out / (n_in + n_out) for chance, higher is better. Hendrycks and Gimpel, ICLR 2017.
-    """
-    inside, outside = _checked_scores(scores_in, scores_out)
-    return _average_precision(-outside[::-1], -inside[::-1])
-
-
-def fpr95(scores_in: Array, scores_out: Array) -> float:
-    """Return the share of out-of-distribution examples taken for in at the highest threshold that keeps 95 % of in.
-
-    The in-distribution examples are positive; an example at the threshold is taken for in. min FPR over thresholds
-    with TPR >= 0.95, no interpolation; in [0, 1], lower is better. Liang et al., "ODIN", ICLR 2018.
-    """
-    inside, outside = _checked_scores(scores_in, scores_out)
-    kept = -(-95 * len(inside) // 100)
-    return float(np.mean(outside >= inside[-kept]))
-
-
-def _average_precision(positive: _Floats, negative: _Floats) -> float:
-    """Return the average precision of sorted scores; only thresholds at a positive's score move the recall."""
-    thresholds, gained = np.unique(positive, return_counts=True)
-    hits = len(positive) - np.searchsorted(positive, thresholds, side="left")
-    alarms = len(negative) - np.searchsorted(negative, thresholds, side="left")
-    return float(np.sum(gained * (hits / (hits + alarms))) / len(positive))
+def _checked_members(member_log_likelihood: Array) -> _Floats:
+    logs = np.asarray(member_log_likelihood, dtype=np.float64)
+    if logs.ndim != 2 or logs.size == 0:
+        raise ValueError(f"member_log_likelihood must have shape (members, examples), got {logs.shape}")
+    refuse_nan_and_inf(logs, "member_log_likelihood")
+    return np.minimum(logs, 0.0)
 
 
 def _checked(log_probs: Array, labels: Array) -> tuple[_Floats, npt.NDArray[np.int64]]:
@@ -222,27 +276,10 @@ def _checked_log_probs(log_probs: Array) -> _Floats:
     logs = np.asarray(log_probs, dtype=np.float64)
     if logs.ndim != 2 or logs.size == 0:
         raise ValueError(f"log_probs must have shape (examples, classes) and not be empty, got {logs.shape}")
-    _refuse_nan_and_inf(logs, "log_probs")
+    refuse_nan_and_inf(logs, "log_probs")
     sums = np.exp(np.minimum(logs, 700.0)).sum(axis=1)
     wrong = np.abs(sums - 1.0) > _TOLERANCE
     if wrong.any():
         row = int(wrong.argmax())
         raise ValueError(f"log_probs must be normalised, but the probabilities of row {row} sum to {sums[row]:.6g}")
     return np.minimum(logs, 0.0)
-
-
-def _checked_scores(scores_in: Array, scores_out: Array) -> tuple[_Floats, _Floats]:
-    """Return both, sorted from low to high."""
-    inside, outside = np.asarray(scores_in, dtype=np.float64), np.asarray(scores_out, dtype=np.float64)
-    for name, scores in (("scores_in", inside), ("scores_out", outside)):
-        if scores.ndim != 1 or scores.size == 0:
-            raise ValueError(f"{name} must have shape (examples,) and not be empty, got {scores.shape}")
-        _refuse_nan_and_inf(scores, name)
-    return np.sort(inside), np.sort(outside)
-
-
-def _refuse_nan_and_inf(values: _Floats, name: str) -> None:
-    wrong = np.isnan(values) | np.isposinf(values)
-    if wrong.any():
-        where = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise ValueError(f"{name} must not hold NaN or +inf, but {int(wrong.sum())} values do, first at {where}")

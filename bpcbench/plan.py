@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bpcbench.demand import Planned, demand
 from bpcbench.errors import BpcbenchError, MissingData, Mistake, Mistakes, PluginError, UserError
-from bpcbench.grid import Cell, cells
+from bpcbench.grid import Cell, Snapshots, cells
 from bpcbench.lookup import Lookup
 from bpcbench.planner import Planner
 from bpcbench.plugins import Registry
@@ -32,6 +32,8 @@ class Plan:
     cells: tuple[Cell, ...]
     stages: tuple[Planned, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What evaluators do without, and why."""
 
     def to_do(self) -> list[Planned]:
         """Return the stages that must be run."""
@@ -49,11 +51,17 @@ def make(
     data: Path,
     *,
     skip_missing: bool = False,
+    unverified: bool = False,
     recompute: Iterable[str] = (),
+    snapshots: Snapshots | None = None,
 ) -> Plan:
-    """Return the plan of a suite; raise Mistakes if data are missing (unless skipped) or nothing is left to do."""
+    """Return the plan of a suite; raise Mistakes if data are missing (unless skipped) or nothing is left to do.
+
+    Data that are not the official ones are refused unless `unverified` says that they may be used. With `snapshots`,
+    which says at which steps each coreset was kept, these are evaluated too.
+    """
     try:
-        return _make(registry, suite, store, data, skip_missing=skip_missing, recompute=set(recompute))
+        return _make(registry, suite, store, data, skip_missing, unverified, set(recompute), snapshots)
     except (BpcbenchError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -64,14 +72,21 @@ def make(
 
 
 def _make(
-    registry: Registry, suite: Suite, store: Store | None, data: Path, *, skip_missing: bool, recompute: set[str]
+    registry: Registry,
+    suite: Suite,
+    store: Store | None,
+    data: Path,
+    skip_missing: bool,
+    unverified: bool,
+    recompute: set[str],
+    snapshots: Snapshots | None,
 ) -> Plan:
     lookup = Lookup(registry)
     sources: dict[str, Source | str] = {}
     missing: dict[str, str] = {}
     for label, dataset in suite.datasets.items():
         try:
-            source = sources[label] = learn(lookup, suite, data, dataset)
+            source = sources[label] = learn(lookup, suite, data, dataset, unverified=unverified)
         except MissingData as error:
             sources[label] = missing[f"datasets.{label}"] = str(error)
         else:
@@ -81,10 +96,12 @@ def _make(
             suite.name, [Mistake(path, f"{text} (or run with --skip-missing)") for path, text in missing.items()]
         )
     planner = Planner(suite, lookup)
-    grid = tuple(cells(planner, sources))
+    grid = tuple(cells(planner, sources, snapshots))
     if all(cell.skipped for cell in grid):
         reasons = "; ".join(sorted({cell.skipped for cell in grid})) or "every cell is excluded"
         raise UserError(f"{suite.name}: the grid is empty: {reasons}")
     wanted = (f"score:{address.key}" for cell in grid for address in cell.scores.values())
-    stages = demand(registry, planner.stages, wanted, store, recompute)
-    return Plan(suite, grid, tuple(stages), missing)
+    stages = demand(registry, planner.stages, wanted, store, recompute, planner.expected)
+    known = (source for source in sources.values() if isinstance(source, Source))
+    notes = dict.fromkeys(note for source in known for note in source.left_out)
+    return Plan(suite, grid, tuple(stages), missing, tuple(notes))

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from bpcbench import metrics
 from bpcbench.api import Evaluator, Inference, Method, Network, Prerequisite
 from bpcbench.engine import Stage
+from bpcbench.errors import UserError
 from bpcbench.keys import SCHEME, Address, digest
 from bpcbench.lookup import Lookup
-from bpcbench.records import FINAL, Need
-from bpcbench.sources import Source, plain_ref
+from bpcbench.records import FINAL, Need, Offer
+from bpcbench.sources import Source, Split, plain_ref
 from bpcbench.splits import VALIDATION
 from bpcbench.suite import Suite
 
@@ -27,6 +29,8 @@ class Planner:
         self.suite = suite
         self.lookup = lookup
         self.stages: dict[str, Stage] = {}
+        self.expected: dict[str, Callable[[], int | None]] = {}
+        """How large a stage's result will be, by its family, where a plugin may know."""
         self._memo: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
     def once(self, compute: Callable[..., Any], *arguments: Any) -> Any:
@@ -89,10 +93,12 @@ class Planner:
         inference: Inference,
         network: Network,
         transform: Stage,
-        seed: int,
+        seed: int | str,
         label: str,
+        splits: Mapping[str, Split] | None = None,
     ) -> Stage:
-        """Return the stage that fits an inference and predicts every split that an evaluator asks for."""
+        """Return the stage that fits an inference and predicts the splits, by default all that evaluators ask for."""
+        splits = source.union if splits is None else splits
         fit, net = self.lookup.look(inference), self.lookup.look(network)
         address = str(coreset.addresses[0])
         payload = {
@@ -108,7 +114,7 @@ class Planner:
             Stage(
                 kind="predict",
                 key=digest(payload),
-                members=tuple(source.union),
+                members=tuple(splits),
                 label=label,
                 plugin=inference.name,
                 body={
@@ -117,30 +123,64 @@ class Planner:
                     "network": net.description,
                     "seed": seed,
                     "transform": _transform(transform),
-                    "splits": list(source.union.values()),
+                    "splits": list(splits.values()),
                 },
                 needs=(transform.id, coreset.id),
                 gpus=inference.gpus,
-                family=self.once(_family, coreset.family, fit.digest, net.digest, len(source.union)),
+                family=self.once(_family, coreset.family, fit.digest, net.digest, len(splits)),
                 preload=(*fit.preload, *net.preload),
             )
         )
 
-    def score(self, source: Source, name: str, predict: Stage, transform: Stage, label: str) -> Address:
-        """Return the address of what an evaluator makes of predictions."""
+    def reference(self, source: Source, name: str, ipc: int, network: Network, transform: Stage) -> Stage | None:
+        """Return the stage whose predictions an evaluator compares those of a cell with, or None if it does not."""
+        wanted = self.suite.evaluators[name].reference(source.facts)
+        if wanted is None:
+            return None
+        method: Method = self.lookup.build("method", wanted.method)
+        inference: Inference = self.lookup.build("inference", wanted.inference)
+        network = network if wanted.network is None else self.lookup.build("network", wanted.network)
+        offer = Offer(source.facts, ipc, method.name, method.convention(), network)
+        reason = method.skip(source.facts, ipc) or network.skip(source.facts) or inference.accepts(offer)
+        if reason:
+            raise UserError(f"evaluators.{name}: what it compares with is not possible: {reason}")
+        label = f"{source.dataset.name} reference {method.name}"
+        coreset = self.once(self.coreset, source, ipc, method, transform, 0, label)
+        splits = {split["member"]: split for split in source.splits[name]}
+        label += f" / {inference.name} / {network.name}"
+        return self.predict(source, coreset, inference, network, transform, "reference", label, splits)
+
+    def score(
+        self, source: Source, name: str, predict: Stage, transform: Stage, label: str, reference: Stage | None = None
+    ) -> Address:
+        """Return the address of what an evaluator makes of predictions, and of those of its reference if it has one."""
         evaluator = self.suite.evaluators[name]
         known = self.lookup.look(evaluator)
         splits = source.splits[name]
-        inputs = [str(Address("predict", predict.key, split["member"])) for split in splits]
+        inputs = [_input(predict, split) for split in splits]
         given, needs = self.once(self._evaluator_given, source, evaluator, transform)
         payload = {
             "scheme": SCHEME,
             "kind": "score",
             "plugin": known.digest,
             "metrics": metrics.VERSION,
-            "inputs": inputs,
+            "inputs": [item["address"] for item in inputs],
             "given": _addresses(given),
         }
+        body = {
+            "evaluator": known.description,
+            "inputs": inputs,
+            "transform": _transform(transform),
+            "given": given,
+        }
+        needs = [transform.id, predict.id, *needs]
+        if reference is not None:
+            body["reference"] = [_input(reference, split) for split in splits]
+            payload["reference"] = [item["address"] for item in body["reference"]]
+            needs.append(reference.id)
+        if evaluator.uses_coreset:
+            body["coreset"] = predict.body["coreset"]
+            needs += predict.needs
         stage = self._add(
             Stage(
                 kind="score",
@@ -148,13 +188,8 @@ class Planner:
                 members=(FINAL,),
                 label=label,
                 plugin=evaluator.name,
-                body={
-                    "evaluator": known.description,
-                    "inputs": [{"address": a, **s["wanted"]} for a, s in zip(inputs, splits, strict=True)],
-                    "transform": _transform(transform),
-                    "given": given,
-                },
-                needs=(transform.id, predict.id, *needs),
+                body=body,
+                needs=tuple(needs),
                 family=self.once(_family, "score", known.digest, len(inputs)),
                 preload=known.preload,
             )
@@ -188,6 +223,7 @@ class Planner:
         }
         key = digest(payload)
         family = digest({"plugin": known.digest, "data": source.family})
+        self.expected[family] = partial(plugin.expected_bytes, source.facts)
         return [
             self._add(
                 Stage(
@@ -236,6 +272,10 @@ class Planner:
 
 def _family(*parts: str | int) -> str:
     return digest(parts)
+
+
+def _input(predict: Stage, split: Split) -> dict[str, Any]:
+    return {"address": str(Address("predict", predict.key, split["member"])), **split["wanted"]}
 
 
 def _addresses(given: Mapping[str, Any]) -> dict[str, Any]:

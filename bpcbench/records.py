@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +23,11 @@ Convention = Literal["class", "probabilities", "centred"]
 
 FINAL = "final"
 """The member that holds a coreset's last iterate."""
+
+
+def snapshot_member(step: int) -> str:
+    """Return the member that holds a coreset as it was after `step` steps."""
+    return f"step-{step}"
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class Facts:
     """What can be known of a data set without reading its images.
 
     `shape` is (channels, height, width); `sizes` maps each split to its number of images; `notes` are words such as
-    `subset` or `generated` that every table must carry.
+    `subset` or `generated` that every table must carry; `name` and `options` are the data set's own, which the harness
+    fills in.
     """
 
     shape: tuple[int, int, int]
@@ -48,6 +55,33 @@ class Facts:
     sizes: Mapping[str, int]
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file that `bpcbench data get` fetches for a data set; nothing else ever downloads.
+
+    `path`, below the data root, is what is there in the end: the file itself or, with `unpack`, the folder of that name
+    which the archive (zip or tar) holds. `md5` or `sha256` is that of what is fetched; `size` in bytes is a hint.
+    """
+
+    url: str
+    path: str
+    unpack: bool = False
+    size: int | None = None
+    md5: str = ""
+    sha256: str = ""
+
+    def __post_init__(self) -> None:
+        parts = PurePosixPath(self.path).parts
+        if not parts or ".." in parts or parts[0] == "/" or "\\" in self.path:
+            raise ValueError(f"{self.path!r} is not a path below the data root")
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"{self.url!r} is neither http:// nor https://")
+        if not (self.md5 or self.sha256):
+            raise ValueError(f"{self.url} has no checksum, so what comes from there could be anything")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,10 +146,15 @@ class Transform:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a plugin asked for and got: the preprocessing of this cell, and its prerequisites by role."""
+    """What a plugin asked for and got: the preprocessing of this cell, and its prerequisites by role.
+
+    An evaluator that asks for them also finds the predictions of its `reference`, and the cell's `coreset`.
+    """
 
     transform: Transform
     made: Mapping[str, Made] = field(default_factory=dict)
+    reference: Mapping[SplitRef, Predictions] = field(default_factory=dict)
+    coreset: Coreset | None = None
 
     def __getitem__(self, role: str) -> Made:
         return self.made[role]
@@ -127,6 +166,19 @@ class Native:
 
     inference: Ref
     network: Ref
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Predictions that an evaluator compares with: those of one coreset, made once and shared by all cells.
+
+    They are of the same splits, in the cell's preprocessing, and of a seed that no cell has: a cell with the same
+    method and inference shows how far two runs of the reference are apart. `network` None is the cell's own.
+    """
+
+    method: Ref
+    inference: Ref
+    network: Ref | None = None
 
 
 @dataclass(frozen=True)
@@ -203,11 +255,14 @@ class Predicted:
 class SplitRef:
     """A split that an evaluator wants predictions for.
 
-    `dataset` None is the cell's own data set, whose `test` is the suite's evaluation split.
+    `dataset` None is the cell's own data set, whose `test` is the suite's evaluation split. An `optional` one is left
+    out, and the table says so, where its data are not there or where it is the evaluation split itself; but an
+    evaluator that asks for other data sets gets at least one of them.
     """
 
     split: str = "test"
     dataset: Ref | None = None
+    optional: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,8 @@ from bpcbench.records import Array
 
 _HOLDOUT = 0x686F6C64
 """Keeps the draws of a holdout apart from those of `per_class` under the same seed."""
+_SUBSET = 0x73756273
+"""The same for subsets."""
 
 
 def per_class(labels: Array, count: int, seed: int) -> Array:
@@ -40,6 +42,21 @@ def stratified_holdout(labels: Array, fraction: float, seed: int) -> tuple[Array
         count = max(round(fraction * len(rows)), int(len(rows) > 1))
         held[rows[_permutation(len(rows), seed, label, _HOLDOUT)[:count]]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def stratified_subset(labels: Array, count: int, seed: int) -> Array:
+    """Return `count` rows, sorted: every class has its share to within one row (Sainte-Laguë's apportionment).
+
+    A smaller subset is part of a larger one. All rows are returned if there are no more than `count`.
+    """
+    if count < 0:
+        raise ValueError(f"count must not be negative, got {count}")
+    turn = np.empty(len(labels), np.float64)
+    for label in np.unique(labels).tolist():
+        rows = np.flatnonzero(labels == label)
+        # The j-th row drawn from a class of n comes when (j + 1/2) / n of the whole has been taken.
+        turn[rows[_permutation(len(rows), seed, label, _SUBSET)]] = (np.arange(len(rows)) + 0.5) / len(rows)
+    return np.sort(np.lexsort((labels, turn))[:count])
 
 
 def _permutation(count: int, *entropy: int) -> Array:

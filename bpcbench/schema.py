@@ -25,6 +25,7 @@ def suite_schema(registry: Registry) -> dict[str, Any]:
         "ipc": {"anyOf": [_COUNT, {"type": "array", "items": _COUNT, "minItems": 1}]},
         "seeds": {"anyOf": [_COUNT, _record({"distil": _COUNT, "evaluate": _COUNT})]},
         "split": {"enum": ["test", "validation"]},
+        "examples": {"type": ["integer", "null"], "minimum": 1},
         "cases": {"type": "array", "items": _record({"when": {"type": "object"}, "set": {"type": "object"}})},
         "exclude": {"type": "array", "items": {"type": "object"}},
         "threads": _COUNT,
@@ -39,6 +40,7 @@ def suite_schema(registry: Registry) -> dict[str, Any]:
             "trials": {"type": "integer", "minimum": 2},
             "seed": {"type": "integer"},
             "objective": {"type": "string"},
+            "inference": {"type": "object", "additionalProperties": {"type": "string"}},
             "space": {"type": "object", "additionalProperties": {"type": "object"}},
         }
     )

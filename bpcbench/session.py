@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bpcbench.execution import execute as execute
+from bpcbench.execution import to_stderr
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bpcbench.engine import Stage
+    from bpcbench.grid import Snapshots
     from bpcbench.plan import Plan
     from bpcbench.plugins import Registry
     from bpcbench.records import Coreset
@@ -33,7 +34,7 @@ class Session:
     out: Path
     data: Path
     notes: tuple[str, ...] = ()
-    """What planning found out about the store, such as damaged members."""
+    """What planning found out: what evaluators do without, and damaged members of the store."""
 
     @property
     def store(self) -> Store | None:
@@ -51,16 +52,20 @@ def prepare(
     data: str | None = None,
     device: str | None = None,
     skip_missing: bool = False,
+    unverified: bool = False,
     recompute: Iterable[str] = (),
 ) -> Session:
-    """Read, validate and plan a suite. Nothing is written; everything that is wrong is raised at once."""
+    """Read, validate and plan a suite. Nothing is written; everything that is wrong is raised at once.
+
+    Data that are not the official ones are refused unless `unverified`; tables then mark them `subset`.
+    """
     from bpcbench.plugins import registry
     from bpcbench.suite import load
 
     found = registry()
     extra = [f"device={device}"] if device else []
     loaded = load(found, suite, [*overrides, *extra])
-    return _planned(found, loaded, out, data, skip_missing=skip_missing, recompute=recompute)
+    return _planned(found, loaded, out, data, skip_missing=skip_missing, unverified=unverified, recompute=recompute)
 
 
 def tune(
@@ -70,6 +75,7 @@ def tune(
     out: str | Path = DEFAULT_OUT,
     data: str | None = None,
     device: str | None = None,
+    unverified: bool = False,
     jobs: int | None = None,
     inline: bool = False,
     track: bool = False,
@@ -94,7 +100,7 @@ def tune(
     known = metric_names(trials.evaluators.values())
     if known and space.objective not in known:
         raise UserError("tune.objective: " + unknown("metric", space.objective, known))
-    session = _planned(found, trials, out, data, skip_missing=False)
+    session = _planned(found, trials, out, data, skip_missing=False, unverified=unverified)
     result = execute(session, jobs=jobs, inline=inline, track=track, quiet=quiet)
     store = session.store
     assert store is not None
@@ -117,9 +123,11 @@ def remembered(out: str | Path = DEFAULT_OUT, data: str | None = None, name: str
         try:
             values = json.loads(file.read_text())
             if name in (None, values["name"]):
-                sessions.append(_planned(found, validate(found, Document(values)), out, data, skip_missing=True))
+                suite = validate(found, Document(values))
+                # What was run is there to be shown, from whatever data it came.
+                sessions.append(_planned(found, suite, out, data, skip_missing=True, unverified=True))
         except (ValueError, KeyError, TypeError, BpcbenchError) as error:
-            _to_stderr(f"note: {file.name} is passed over: {error}")
+            to_stderr(f"note: {file.name} is passed over: {error}")
     return sessions
 
 
@@ -130,7 +138,9 @@ def _planned(
     data: str | None,
     *,
     skip_missing: bool,
+    unverified: bool,
     recompute: Iterable[str] = (),
+    snapshots: Snapshots | None = None,
 ) -> Session:
     from bpcbench.environment import data_root
     from bpcbench.errors import UserError, unknown
@@ -145,51 +155,17 @@ def _planned(
     root = Path(out).absolute()
     store = Store.open(root, create=False) if (root / "store.json").exists() else None
     where = data_root(data)
-    plan = make(found, suite, store, where, skip_missing=skip_missing, recompute=recompute)
-    return Session(found, plan, root, where, tuple(store.messages) if store else ())
-
-
-def _forget(store: Store, stage: Stage) -> None:
-    """Remove all that a stage has left: results, kept fits, snapshots and checkpoints."""
-    from bpcbench.keys import Address
-
-    folder = store.path(stage.addresses[0]).parent
-    every = [path.name.replace(",", "/") for path in folder.iterdir()] if folder.is_dir() else []
-    # Members of a prerequisite are stages of their own.
-    for member in stage.members if stage.kind == "prerequisite" else every:
-        if store.path(Address(stage.kind, stage.key, member)).exists():
-            store.remove(Address(stage.kind, stage.key, member))
-    store.discard_scratch(stage.id)
-
-
-def _tidy(plan: Plan, store: Store) -> None:
-    """Remove the scratch of finished stages: what is left if a process is killed between its commit and its end."""
-    import contextlib
-
-    from bpcbench.store import Busy
-
-    made = {f"predict:{cell.predict}" for cell in plan.cells if cell.predict}
-    made |= {f"coreset:{cell.coreset.key}" for cell in plan.cells if cell.coreset}
-    for stage in made - {planned.stage.id for planned in plan.to_do()}:
-        if store.scratch(stage).exists():
-            with contextlib.suppress(Busy), store.lock(stage):
-                store.discard_scratch(stage)
-
-
-def _remember(session: Session, store: Store) -> None:
-    """Keep the suite beside its results, so that `sync` and `ui` know what was run here."""
-    import json
-
-    from bpcbench.keys import digest
-
-    values = {**session.plan.suite.source, "name": session.plan.suite.name}
-    values.pop("extends", None)
-    folder = store.root / "suites"
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{session.plan.suite.name}-{digest(values)[:8]}.json"
-    temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(values, indent=1) + "\n")
-    temporary.replace(file)
+    plan = make(
+        found,
+        suite,
+        store,
+        where,
+        skip_missing=skip_missing,
+        unverified=unverified,
+        recompute=recompute,
+        snapshots=snapshots,
+    )
+    return Session(found, plan, root, where, (*plan.notes, *(store.messages if store else ())))
 
 
 def run(
@@ -203,6 +179,7 @@ def run(
     inline: bool = False,
     debug: bool = False,
     skip_missing: bool = False,
+    unverified: bool = False,
     recompute: Iterable[str] = (),
     track: bool = True,
     quiet: bool = False,
@@ -211,85 +188,95 @@ def run(
     """Run a suite: what is cached is not run again, what fails fails alone. Return how it ended.
 
     `suite` is a shipped suite's name or a file; `overrides` are `key=value` texts; `out` is the store; `jobs` the
-    stages at a time; `inline` runs everything in this process; `debug` also opens pdb at the first error.
+    stages at a time; `inline` runs everything in this process; `debug` also opens pdb at the first error;
+    `unverified` admits data that are not the official ones.
     """
     session = prepare(
-        suite, overrides, out=out, data=data, device=device, skip_missing=skip_missing, recompute=recompute
+        suite,
+        overrides,
+        out=out,
+        data=data,
+        device=device,
+        skip_missing=skip_missing,
+        unverified=unverified,
+        recompute=recompute,
     )
     return execute(session, jobs=jobs, inline=inline, debug=debug, track=track, quiet=quiet, say=say)
 
 
-def execute(
-    session: Session,
+def anytime(
+    suite: str,
+    overrides: Sequence[str] = (),
     *,
+    out: str | Path = DEFAULT_OUT,
+    data: str | None = None,
+    device: str | None = None,
+    unverified: bool = False,
+    steps: Iterable[int] | None = None,
     jobs: int | None = None,
     inline: bool = False,
-    debug: bool = False,
     track: bool = True,
     quiet: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> Result:
-    """Run what a session's plan says is to do; what is to be made anew is removed first."""
-    from bpcbench.progress import Progress
-    from bpcbench.runner import Runner, choose_engine
-    from bpcbench.store import Store, check_writable
+) -> tuple[Session, Result]:
+    """Run a suite, then evaluate the snapshots that its coresets kept, all or those after `steps`.
 
-    check_writable(session.out)
-    store = session.store or Store.open(session.out)
-    _remember(session, store)
-    _tidy(session.plan, store)
-    for note in session.notes:
-        (say or _to_stderr)(f"note: {note}")
-    to_do = session.plan.to_do()
-    for planned in to_do:
-        if planned.again:
-            _forget(store, planned.stage)
-    progress = Progress(len(to_do), quiet=quiet) if to_do else None
-    report = say or (progress.say if progress else _to_stderr)
-    listeners: list[Any] = [progress] if progress else []
-    tracker = None
-    if track:
-        from bpcbench.tracking import Tracker
+    `bpcbench.anytime` makes curves of the session's plan; snapshots do not become runs of MLflow.
+    """
+    from bpcbench.anytime import kept
 
-        tracker = Tracker(session.plan, store, report)
-        tracker.start()
-        listeners.append(tracker)
-    engine = choose_engine(session.plan.suite.engine, jobs=jobs, inline=inline or debug)
-    runner = Runner(session.registry, session.plan, store, session.data, engine, listeners, report, debug)
-    result = None
-    try:
-        result = runner.run()
-    finally:
-        if progress:
-            progress.close()
-        if tracker:
-            tracker.close(ok=result is not None and result.exit_code == 0)
-    return result
+    first = prepare(suite, overrides, out=out, data=data, device=device, unverified=unverified)
+    result = execute(first, jobs=jobs, inline=inline, track=track, quiet=quiet)
+    store = first.store
+    assert store is not None
+    snapshots = kept(store, None if steps is None else set(steps))
+    session = _planned(
+        first.registry, first.plan.suite, out, data, skip_missing=False, unverified=unverified, snapshots=snapshots
+    )
+    if result.exit_code:
+        return session, result
+    return session, execute(session, jobs=jobs, inline=inline, track=False, quiet=quiet)
 
 
-def plan(suite: str, overrides: Sequence[str] = (), *, out: str | Path = DEFAULT_OUT, data: str | None = None) -> Plan:
+def plan(
+    suite: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path = DEFAULT_OUT,
+    data: str | None = None,
+    unverified: bool = False,
+) -> Plan:
     """Return the plan of a suite: its cells, and which stages are cached or to do."""
-    return prepare(suite, overrides, out=out, data=data, skip_missing=True).plan
+    return prepare(suite, overrides, out=out, data=data, skip_missing=True, unverified=unverified).plan
 
 
 def rows(
-    suite: str, overrides: Sequence[str] = (), *, out: str | Path = DEFAULT_OUT, data: str | None = None
+    suite: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path = DEFAULT_OUT,
+    data: str | None = None,
+    unverified: bool = False,
 ) -> list[Row]:
     """Return every number that the store has for a suite."""
     from bpcbench.collect import collect
 
-    session = prepare(suite, overrides, out=out, data=data, skip_missing=True)
+    session = prepare(suite, overrides, out=out, data=data, skip_missing=True, unverified=unverified)
     store = session.store
     return collect(session.plan, store) if store else []
 
 
 def results(
-    suite: str, overrides: Sequence[str] = (), *, out: str | Path = DEFAULT_OUT, data: str | None = None
+    suite: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path = DEFAULT_OUT,
+    data: str | None = None,
+    unverified: bool = False,
 ) -> pd.DataFrame:
     """Return every number that the store has for a suite, one line per cell and metric."""
     from bpcbench.report import to_frame
 
-    return to_frame(rows(suite, overrides, out=out, data=data))
+    return to_frame(rows(suite, overrides, out=out, data=data, unverified=unverified))
 
 
 def load_coreset(path: str | Path) -> Coreset:
@@ -297,7 +284,3 @@ def load_coreset(path: str | Path) -> Coreset:
     from bpcbench.coresets import load_coreset as load
 
     return load(path)
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

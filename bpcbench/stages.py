@@ -9,8 +9,8 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,24 @@ from bpcbench.engine import Outcome, Task
 from bpcbench.errors import BpcbenchError, Stopped
 from bpcbench.folder import size
 from bpcbench.keys import Address
+from bpcbench.members import Members
 from bpcbench.options import as_ref, build
 from bpcbench.plugins import Registry, registry
 from bpcbench.predictions import predict_split, read_predictions
-from bpcbench.records import FINAL, Arrays, Coreset, Given, Made, Recipe, SplitRef, Transform
+from bpcbench.records import (
+    FINAL,
+    Arrays,
+    Coreset,
+    Given,
+    Made,
+    Predictions,
+    Recipe,
+    SplitRef,
+    Transform,
+    snapshot_member,
+)
 from bpcbench.seeding import derive, seed_globals
-from bpcbench.splits import load_split, training_data
+from bpcbench.splits import evaluated_split, training_data
 from bpcbench.store import Busy, Store
 
 FIT = "fit"
@@ -187,7 +199,7 @@ class _Run:
         for role, item in self.body["given"].items():
             addresses = [Address.parse(text) for text in item["addresses"]]
             plugin: Prerequisite = self._build("prerequisite", item["plugin"])
-            made[role] = Made(plugin, item["addresses"][0], _Members(self.store, addresses))
+            made[role] = Made(plugin, item["addresses"][0], Members(self.store, addresses))
         return Given(transform, made)
 
     def _prerequisite(self) -> None:
@@ -227,7 +239,7 @@ class _Run:
             self._commit(member, arrays, context, meta)
 
         def snapshot(step: int, coreset: Coreset, seconds: float) -> None:
-            keep(coreset, f"step-{step}", context, {"step": step, "seconds": round(seconds, 3)})
+            keep(coreset, snapshot_member(step), context, {"step": step, "seconds": round(seconds, 3)})
 
         context = self._context(derive("distil", self.body["seed"]), snapshot)
         coreset = method.distil(data, self.body["ipc"], given, context)
@@ -252,10 +264,12 @@ class _Run:
             address = Address(stage.kind, stage.key, split["member"])
             if not self.store.has(address):
                 dataset: Dataset = self._build("dataset", split["dataset"])
-                loaded = load_split(dataset, self.task.data, split["split"])
+                loaded = evaluated_split(dataset, self.task.data, split, coreset.classes)
                 begin = time.monotonic()
                 arrays = predict_split(predictive, loaded.images, loaded.labels, transform, inference.batch)
-                meta = {"split": split, "predict_seconds": round(time.monotonic() - begin, 3)}
+                seconds = round(time.monotonic() - begin, 3)
+                # Each member tells of its own split only: with many splits they would tell of little else.
+                meta = {"split": split, "predict_seconds": seconds, "body": {**self.body, "splits": [split]}}
                 self._commit(split["member"], arrays, context, meta)
 
     def _fitted(self, inference: Inference, coreset: Coreset, network: Network, context: StageContext) -> Predictive:
@@ -273,10 +287,10 @@ class _Run:
         evaluator: Evaluator = self._build("evaluator", self.body["evaluator"])
         given = self._given()
         assert given is not None
-        predictions = {}
-        for item in self.body["inputs"]:
-            wanted = SplitRef(item["split"], item["dataset"] and as_ref(item["dataset"]))
-            predictions[wanted] = read_predictions(self.store.read(Address.parse(item["address"])))
+        predictions = self._predictions(self.body["inputs"])
+        given = replace(given, reference=self._predictions(self.body.get("reference", ())))
+        if "coreset" in self.body:
+            given = replace(given, coreset=read_coreset(self.store.read(Address.parse(self.body["coreset"]))))
         # The process has made other scores before: what they drew must not matter.
         seed_globals(derive("score", 0))
         begin = time.monotonic()
@@ -289,19 +303,9 @@ class _Run:
         }
         self._commit(FINAL, scores.arrays, None, meta)
 
-
-class _Members(Mapping[str, Arrays]):
-    """The members of a prerequisite, opened when asked for, so that a hundred experts need not fit in memory."""
-
-    def __init__(self, store: Store, addresses: list[Address]) -> None:
-        self._store = store
-        self._addresses = {address.member: address for address in addresses}
-
-    def __getitem__(self, member: str) -> Arrays:
-        return self._store.read(self._addresses[member]).arrays
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._addresses)
-
-    def __len__(self) -> int:
-        return len(self._addresses)
+    def _predictions(self, inputs: Iterable[Mapping[str, Any]]) -> dict[SplitRef, Predictions]:
+        found = {}
+        for item in inputs:
+            wanted = SplitRef(item["split"], item["dataset"] and as_ref(item["dataset"]))
+            found[wanted] = read_predictions(self.store.read(Address.parse(item["address"])))
+        return found

@@ -42,6 +42,7 @@ KEYS = {
     "evaluators": "labels of evaluators, with options",
     "seeds": "{distil: n, evaluate: m}: coresets per cell, evaluations per coreset",
     "split": "test, or validation (a tenth of train, held out)",
+    "examples": "evaluate a fixed stratified subset of so many images of every split; null: all of them",
     "cases": "list of {when: {dataset, ipc}, set: {KEY: value}}: options for some cells only",
     "exclude": "list of {dataset, ipc, method, inference, network} patterns that are left out",
     "threads": "CPU threads per stage, part of reproducibility, never derived from --jobs",
@@ -50,7 +51,7 @@ KEYS = {
     "timeout": "limit per stage: seconds, or 30m, 2h; null: no limit",
     "engine": "how stages are run: a name, or a mapping with `plugin` and options",
     "metrics": "the metrics that the table shows, in order",
-    "tune": "{trials, seed, objective, space: {METHOD: {OPTION: values}}}: what `bpcbench tune` tries",
+    "tune": "{trials, seed, objective, inference: {METHOD: LABEL}, space: {METHOD: {OPTION: values}}}: what is tried",
     "tuned": "written by `bpcbench tune`: what was tried for each method; tables print the number",
 }
 
@@ -87,6 +88,7 @@ class Suite:
     distil_seeds: int
     evaluate_seeds: int
     split: str = "test"
+    examples: int | None = None
     exclude: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
     threads: int = 1
     precision: str = "float32"

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from bpcbench.document import Document
-from bpcbench.errors import Mistake, Mistakes, UserError
+from bpcbench.errors import Mistake, Mistakes, UserError, unknown
 from bpcbench.report import Row
+from bpcbench.suite import NATIVE
 
 MAX_OPTIONS = 3
-KEYS = {"trials", "seed", "objective", "space"}
+KEYS = {"trials", "seed", "objective", "space", "inference"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Tuning:
     trials: tuple[Trial, ...]
     objective: str
     count: int
+    inference: Mapping[str, str] = field(default_factory=dict)
+    """The label of the inference under which a method's trials are judged; its native one if it is not here."""
 
 
 def declared(doc: Document) -> Tuning:
@@ -76,9 +79,19 @@ def declared(doc: Document) -> Tuning:
         trials += [
             Trial(method, i + 1, setting) for i, setting in enumerate(_settings(good, count, raw.get("seed", 0)))
         ]
+    under = raw.get("inference") or {}
+    labels = [NATIVE, *(doc.values.get("inferences") or ())]
+    if not isinstance(under, Mapping):
+        mistake(("tune", "inference"), "expected {METHOD: INFERENCE}")
+        under = {}
+    for method, label in under.items():
+        if method not in raw["space"]:
+            mistake(("tune", "inference", method), unknown("method of the space", method, raw["space"]))
+        if label not in labels:
+            mistake(("tune", "inference", method), unknown("inference of the suite", label, labels))
     if mistakes:
         raise Mistakes("tune", mistakes)
-    return Tuning(tuple(trials), str(raw.get("objective", "nll")), count)
+    return Tuning(tuple(trials), str(raw.get("objective", "nll")), count, dict(under))
 
 
 def _is_space(values: Any) -> bool:
@@ -112,7 +125,7 @@ def _draw(values: Any, draws: random.Random) -> Any:
 
 
 def trial_document(doc: Document, tuning: Tuning, name: str) -> Document:
-    """Return the suite of all trials: one coreset and one evaluation each, native inference, validation split."""
+    """Return the suite of all trials: one coreset, one evaluation, one inference each, validation split."""
     values = {key: value for key, value in doc.values.items() if key not in ("tune", "exclude", "extends")}
     methods = values.get("methods") or {}
     if isinstance(methods, list):
@@ -124,29 +137,36 @@ def trial_document(doc: Document, tuning: Tuning, name: str) -> Document:
         own = methods[trial.method] or {}
         own = {"plugin": own} if isinstance(own, str) else own
         chosen[trial.label] = {"plugin": trial.method, **own, **trial.setting}
-    cases = [
-        {"when": case["when"], "set": dict(_retarget(case["set"], tuning.trials))} for case in values.get("cases") or []
-    ]
+    cases = [{"when": case["when"], "set": dict(_retarget(case["set"], tuning))} for case in values.get("cases") or []]
+    inferences = values.get("inferences") or {}
+    inferences = dict.fromkeys(inferences) if isinstance(inferences, list) else inferences
+    judges = {trial.label: tuning.inference.get(trial.method, NATIVE) for trial in tuning.trials}
+    used = list(dict.fromkeys(judges.values()))
     values |= {
         "name": f"{name}-tune",
         "split": "validation",
         "seeds": {"distil": 1, "evaluate": 1},
-        "inferences": {"native": None},
-        "networks": {"native": None},
+        "inferences": {label: inferences.get(label) for label in used},
+        "networks": {NATIVE: None},
+        "exclude": [
+            {"method": label, "inference": [other for other in used if other != judge]}
+            for label, judge in judges.items()
+            if len(used) > 1
+        ],
         "methods": chosen,
         "cases": cases,
     }
     return Document(values, dict(doc.places))
 
 
-def _retarget(assignments: Mapping[str, Any], trials: Sequence[Trial]) -> list[tuple[str, Any]]:
+def _retarget(assignments: Mapping[str, Any], tuning: Tuning) -> list[tuple[str, Any]]:
     """Return what a case sets, for the trials of the methods it speaks of; a trial's own setting comes first."""
     result = []
     for key, value in assignments.items():
         axis, label, option = key.split(".", 2)
-        if axis == "preprocessing":
+        if axis == "preprocessing" or (axis == "inferences" and label in tuning.inference.values()):
             result.append((key, value))
-        mine = [t for t in trials if axis == "methods" and t.method == label and option not in t.setting]
+        mine = [t for t in tuning.trials if axis == "methods" and t.method == label and option not in t.setting]
         result += [(f"methods.{trial.label}.{option}", value) for trial in mine]
     return result
 

@@ -60,7 +60,8 @@ class _Validator:
         for axis in ("datasets", "methods", "evaluators", "inferences", "networks"):
             if not axes[axis] and not any(path[0] == axis for path, _ in self.mistakes):
                 self.mistake((axis,), "empty: at least one is needed")
-        cases = read_cases(values.get("cases"), axes, self.mistake)
+        known = {axis: self.registry.names(kind) for axis, kind in AXES.items()}
+        cases = read_cases(values.get("cases"), axes, known, self.mistake)
         settings = {
             (label, count): self._setting(axes, [c for c in cases if c.matches(label, count)])
             for label in axes["datasets"]
@@ -71,7 +72,7 @@ class _Validator:
         seeds = self._seeds(values.get("seeds", {"distil": 1, "evaluate": 1}))
         protocol = self._protocol(values)
         simple = self._simple(values)
-        exclude = read_exclude(values.get("exclude"), axes, self.mistake)
+        exclude = read_exclude(values.get("exclude"), axes, known, self.mistake)
         engine = self._engine(values.get("engine", "local"))
         self._known_metrics(simple.get("metrics", ()), [e for e in evaluators.values() if e is not None])
         if self.mistakes:
@@ -222,7 +223,8 @@ class _Validator:
         result: dict[str, Any] = {}
         for key, good, what in (
             ("split", lambda v: v in ("test", "validation"), "test or validation"),
-            ("threads", lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0, "an integer above 0"),
+            ("examples", lambda v: v is None or _positive(v), "an integer above 0, or null for all images"),
+            ("threads", lambda v: _positive(v), "an integer above 0"),
             ("precision", lambda v: isinstance(v, str), "a word such as float32"),
             ("device", lambda v: isinstance(v, str), "a word such as auto, cpu or cuda"),
             ("name", lambda v: isinstance(v, str) and v and "/" not in v, "a word without /"),
@@ -270,3 +272,7 @@ class _Validator:
             self.mistake(("timeout",), f"expected seconds above 0, or a text such as 30m or 2h, got {raw!r}")
             return None
         return seconds
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

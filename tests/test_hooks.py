@@ -108,7 +108,7 @@ def test_every_example_is_registered(examples: Path) -> None:
         registered = found.get(kind, name)
         assert registered.plugin == f"example_of_{hook}"
         assert registered.cls.__doc__
-    assert found.suites == {"example_of_bpcbench_suites:tiny": examples / "tiny.yaml"}
+    assert found.suites["example_of_bpcbench_suites:tiny"] == examples / "tiny.yaml"
 
 
 def test_the_examples_make_a_whole_run(examples: Path, tmp_path: Path) -> None:
@@ -139,4 +139,4 @@ def test_the_example_of_an_engine_runs_a_suite(examples: Path, tmp_path: Path, m
     suite, out = "example_of_bpcbench_suites:tiny", tmp_path / "out"
     result = bpcbench.run(suite, ["engine=one-by-one", "seeds=1"], out=out, track=False, quiet=True)
     assert (result.exit_code, result.counts) == (0, {"done": 5})  # preprocessing, coreset, predictions, two scores
-    assert len(rows(suite, ["seeds=1"], out=out)) == 5
+    assert len(rows(suite, ["seeds=1"], out=out)) == 8

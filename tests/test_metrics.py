@@ -17,6 +17,11 @@ from bpcbench.records import Array
 from bpcbench_torch.torchvision_compat import import_torchvision
 
 SCORED: list[Callable[[Array, Array], float]] = [metrics.accuracy, metrics.nll, metrics.brier, metrics.ece]
+OTHERS: list[Callable[[Array, Array], float]] = [
+    metrics.aurc,
+    metrics.temperature,
+    lambda log_probs, labels: metrics.accuracy_at_coverage(log_probs, labels, 80),
+]
 SEPARATED: list[Callable[[Array, Array], float]] = [metrics.auroc, metrics.aupr_in, metrics.aupr_out, metrics.fpr95]
 HALF = np.log(np.array([[0.5, 0.5]]))
 
@@ -248,7 +253,7 @@ def test_member_nll_of_an_impossible_label_is_infinite() -> None:
     assert metrics.member_nll(np.array([[-1.0, -np.inf], [-1.0, -1.0]])) == np.inf
 
 
-@pytest.mark.parametrize("metric", SCORED)
+@pytest.mark.parametrize("metric", [*SCORED, *OTHERS])
 @pytest.mark.parametrize(
     ("log_probs", "labels", "message"),
     [
@@ -296,6 +301,14 @@ def test_what_is_not_a_score_is_refused(
     ("call", "message"),
     [
         (lambda: metrics.ece(HALF, np.array([0]), bins=0), "bins must be at least 1"),
+        (lambda: metrics.accuracy_at_coverage(HALF, np.array([0]), 0), "percent must lie in 1 ... 100"),
+        (lambda: metrics.accuracy_at_coverage(HALF, np.array([0]), 101), "percent must lie in 1 ... 100"),
+        (lambda: metrics.risk_coverage(np.array([1.0]), np.array([True, False])), "one shape"),
+        (lambda: metrics.risk_coverage(np.array([np.nan]), np.array([True])), "NaN"),
+        (lambda: metrics.temper(HALF, 0.0), "above 0"),
+        (lambda: metrics.temper(HALF, np.nan), "above 0"),
+        (lambda: metrics.batch_nll(np.array([[-1.0]]), 0), "batch must be at least 1"),
+        (lambda: metrics.batch_nll(np.array([-1.0])), "members, examples"),
         (lambda: metrics.log_mean_exp(np.empty((0, 3))), "members along axis 0"),
         (lambda: metrics.log_mean_exp(np.array(0.0)), "members along axis 0"),
         (lambda: metrics.log_mean_exp(np.array([np.nan])), "NaN"),
@@ -328,5 +341,6 @@ def test_directions_point_from_worse_to_better() -> None:
         better = metric(inside + 2, outside) > metric(inside, outside)
         assert better == metrics.HIGHER_IS_BETTER[metric.__name__]
     assert set(metrics.HIGHER_IS_BETTER) == {
-        *("acc", "nll", "member_nll", "brier", "ece", "auroc", "aupr_in", "aupr_out", "fpr95")
+        *("acc", "nll", "member_nll", "brier", "ece", "auroc", "aupr_in", "aupr_out", "fpr95"),
+        *("aurc", "acc_at_80", "acc_at_90", "nll_ts", "nll_batch128"),
     }

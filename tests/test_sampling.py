@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpcbench.sampling import per_class, stratified_holdout
+from bpcbench.sampling import per_class, stratified_holdout, stratified_subset
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=60).map(lambda values: np.array(values, np.int64))
 SEEDS = st.integers(0, 2**31 - 1)
 
 
+@settings(deadline=None)
 @given(LABELS, SEEDS)
 def test_per_class_draws_without_replacement_and_ordered_by_class(labels: np.ndarray, seed: int) -> None:
     count = int(min(np.bincount(labels)[np.unique(labels)]))
@@ -21,6 +22,7 @@ def test_per_class_draws_without_replacement_and_ordered_by_class(labels: np.nda
     np.testing.assert_array_equal(labels[rows], np.repeat(np.unique(labels), count))
 
 
+@settings(deadline=None)
 @given(LABELS, SEEDS)
 def test_a_smaller_draw_is_the_beginning_of_a_larger_one(labels: np.ndarray, seed: int) -> None:
     count = int(min(np.bincount(labels)[np.unique(labels)]))
@@ -53,6 +55,7 @@ def test_per_class_says_which_class_is_too_small() -> None:
         per_class(np.array([0]), -1, 0)
 
 
+@settings(deadline=None)
 @given(LABELS, st.floats(0.01, 0.99), SEEDS)
 def test_holdout_is_a_stratified_partition(labels: np.ndarray, fraction: float, seed: int) -> None:
     kept, held = stratified_holdout(labels, fraction, seed)
@@ -75,3 +78,35 @@ def test_holdout_is_not_the_draw_of_per_class() -> None:
 def test_holdout_refuses_fractions_outside_the_unit_interval(fraction: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         stratified_holdout(np.zeros(4, np.int64), fraction, 0)
+
+
+@settings(deadline=None)
+@given(LABELS, st.integers(0, 70), SEEDS)
+def test_a_subset_has_every_class_in_proportion(labels: np.ndarray, count: int, seed: int) -> None:
+    rows = stratified_subset(labels, count, seed)
+    assert len(rows) == min(count, len(labels))
+    assert (np.diff(rows) > 0).all()
+    share = len(rows) / len(labels)
+    for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
+        assert abs((labels[rows] == label).sum() - share * size) <= 1.5  # apportionment may miss the quota, never far
+
+
+@settings(deadline=None)
+@given(LABELS, SEEDS)
+def test_subsets_are_nested(labels: np.ndarray, seed: int) -> None:
+    before: set[int] = set()
+    for count in range(len(labels) + 1):
+        rows = set(stratified_subset(labels, count, seed).tolist())
+        assert before < rows or count == 0
+        before = rows
+
+
+def test_equal_classes_are_equal_in_a_subset() -> None:
+    labels = np.random.default_rng(0).permutation(np.arange(10_000) % 10)
+    rows = stratified_subset(labels, 2000, 0)
+    assert np.bincount(labels[rows]).tolist() == [200] * 10
+    assert not np.array_equal(rows, stratified_subset(labels, 2000, 1))
+    # Numbers on subsets of other images are not comparable: a change must be deliberate.
+    assert stratified_subset(np.arange(30) % 3, 6, 0).tolist() == [3, 4, 11, 13, 26, 27]
+    with pytest.raises(ValueError, match="negative"):
+        stratified_subset(labels, -1, 0)

@@ -41,7 +41,16 @@ def test_labels_of_the_paper_table_have_their_settings(registry):
         ("cifar10", 1): (1, 100, 200),
         ("cifar10", 10): (1, 100, 2000),
         ("cifar10", 50): (10, 100, 5000),
+        ("cifar100", 1): (1, 100, 2000),
+        ("cifar100", 10): (10, 100, 2000),
+        ("cifar100", 50): (10, 100, 5000),
+        ("tiny_imagenet", 1): (1, 100, 1000),
+        ("tiny_imagenet", 10): (1, 100, 2000),
+        ("tiny_imagenet", 50): (10, 100, 100),
     }
+    assert suite.excluded(dataset="tiny_imagenet", ipc=50, method="vbpc", inference="native", network="native")
+    assert vbpc["cifar100", 1].label_scale == pytest.approx((100 / 10) ** -0.5)
+    assert vbpc["tiny_imagenet", 1].label_scale == pytest.approx((200 / 10) ** -0.5)
     assert {m.steps for m in vbpc.values()} == {500_000}
 
 

@@ -55,6 +55,7 @@ def test_all_keys(registry: Registry, write_suite: Write) -> None:
     evaluators: {c: {plugin: classification, bins: 5}}
     seeds: {distil: 2, evaluate: 3}
     split: validation
+    examples: 500
     cases: [{when: {ipc: 1}, set: {methods.a.iterations: 3}}]
     exclude: [{method: b, ipc: [1]}]
     threads: 2
@@ -68,6 +69,7 @@ def test_all_keys(registry: Registry, write_suite: Write) -> None:
     """
     suite = load(registry, write_suite(text))
     assert set(KEYS) - set(suite.source) == {"extends"}
+    assert suite.examples == 500
     assert suite.ipc == (1, 10)
     assert suite.settings["mine", 10].methods["b"].plugin == KMeans(7)
     assert suite.settings["mine", 10].methods["b"].preprocessing == "other"
@@ -220,3 +222,9 @@ def test_a_suite_survives_being_kept_as_json(registry: Registry, write_suite: Wr
     doc.values = json.loads(json.dumps(suite.source))
     assert validate(registry, doc, path) == suite
     assert suite.description == "2024-01-01"
+
+
+def test_an_override_may_leave_out_what_cases_and_exclude_speak_of(registry: Registry) -> None:
+    suite = load(registry, "paper/main", ["datasets=[mnist]", "methods=[random]"])
+    assert list(suite.datasets) == ["mnist"]
+    assert list(suite.settings["mnist", 10].methods) == ["random"]

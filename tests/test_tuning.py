@@ -50,6 +50,26 @@ def test_trials_use_the_validation_split_and_cases_yield_to_their_settings(regis
             assert chosen[trial.label].plugin.iterations == trial.setting.get("iterations", own)
 
 
+def test_each_method_is_judged_under_one_inference(registry):
+    from bpcbench.validation import validate
+
+    text = SUITE.replace(
+        "kmeans: {iterations: [1, 2, 3, 4, 5]}", "kmeans: {iterations: [1, 2, 3, 4, 5]}\n    vbpc: {lr: [1, 2]}"
+    )
+    doc = parse(text.replace("random: }", "random: , vbpc: }") + "  inference: {kmeans: network}\n", "s")
+    found = tuning.declared(doc)
+    suite = validate(registry, tuning.trial_document(doc, found, "s"))
+    assert suite.settings["digits", 1].inferences["network"].steps == 5
+    for method, inference, expected in (
+        ("kmeans-trial-1", "network", False),
+        ("kmeans-trial-1", "native", True),
+        ("vbpc-trial-1", "network", True),
+        ("vbpc-trial-1", "native", False),
+    ):
+        cell = {"dataset": "digits", "ipc": 1, "method": method, "inference": inference, "network": "native"}
+        assert suite.excluded(**cell) is expected
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -61,6 +81,9 @@ def test_trials_use_the_validation_split_and_cases_yield_to_their_settings(regis
         (SUITE.partition("tune:")[0], "nothing to tune"),
         (SUITE.replace("trials: 3", "trials: 3\n  objective: nlll"), "unknown metric 'nlll'; did you mean 'nll'"),
         (SUITE.replace("    kmeans: {iterations: [", "    kmens: {iterations: ["), "no method of that label"),
+        (SUITE + "  inference: {kmeans: netwrk}\n", "unknown inference of the suite 'netwrk'; did you mean 'network'"),
+        (SUITE + "  inference: {random: network}\n", "unknown method of the space 'random'"),
+        (SUITE + "  inference: network\n", "expected {METHOD: INFERENCE}"),
     ],
 )
 def test_wrong_declarations_are_refused(text, complaint, tmp_path):

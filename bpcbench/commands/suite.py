@@ -29,6 +29,7 @@ def _prepare(arguments: argparse.Namespace, *, skip_missing: bool | None = None)
         data=arguments.data,
         device=arguments.device,
         skip_missing=arguments.skip_missing if skip_missing is None else skip_missing,
+        unverified=arguments.unverified,
         recompute=getattr(arguments, "recompute", ()),
     )
 
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
     )
     if result.exit_code:
-        print(_failures(arguments, result), file=sys.stderr)
+        print(failures(arguments, result), file=sys.stderr)
     elif not arguments.quiet:
         done = result.counts.get("done", 0)
         print(f"{done or 'no'} stages were run; results in {prepared.out}", file=sys.stderr)
@@ -64,7 +65,8 @@ def silence_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _failures(arguments: argparse.Namespace, result: Result) -> str:
+def failures(arguments: argparse.Namespace, result: Result) -> str:
+    """Return what failed, where its log is, and the command that goes on."""
     lines = []
     if result.failures:
         lines.append(f"{len(result.failures)} failed, {result.counts.get('skipped', 0)} skipped because of that:")
@@ -97,7 +99,9 @@ def _summary(prepared: session.Session) -> str:
     for kind in ("prerequisite", "coreset", "predict", "score"):
         if kind in by_kind:
             counts = ", ".join(f"{count:,} {status}" for status, count in sorted(by_kind[kind].items()))
-            lines.append(f"  {kind:<12} {counts}")
+            known = [p.bytes for p in plan.to_do() if p.stage.kind == kind and p.bytes is not None]
+            size = f" ({spell_bytes(sum(known))} to be written)" if kind == "prerequisite" and known else ""
+            lines.append(f"  {kind:<12} {counts}{size}")
     for reason, count in plan.skipped().items():
         lines.append(f"  {count:,} cells skipped: {reason}")
     to_do = plan.to_do()
@@ -147,7 +151,7 @@ def report(arguments: argparse.Namespace) -> int:
     prepared = _prepare(arguments, skip_missing=True)
     for note in prepared.notes:
         print(f"note: {note}", file=sys.stderr)
-    text = _table(arguments, prepared)
+    text = _pairs(arguments, prepared) if arguments.against else _table(arguments, prepared)
     if arguments.output:
         Path(arguments.output).write_text(text + "\n")
     else:
@@ -169,12 +173,15 @@ def tune(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         data=arguments.data,
         device=arguments.device,
+        unverified=arguments.unverified,
         jobs=arguments.jobs,
         quiet=arguments.quiet,
-        command=shlex.join(["bpcbench", "tune", arguments.suite, *arguments.overrides]),
+        command=shlex.join(
+            ["bpcbench", "tune", arguments.suite, *arguments.overrides, *["--unverified"] * arguments.unverified]
+        ),
     )
     if result.exit_code:
-        print(_failures(arguments, result), file=sys.stderr)
+        print(failures(arguments, result), file=sys.stderr)
         return result.exit_code
     if arguments.output:
         Path(arguments.output).write_text(text)
@@ -182,6 +189,20 @@ def tune(arguments: argparse.Namespace) -> int:
     else:
         print(text, end="")
     return result.exit_code
+
+
+def _pairs(arguments: argparse.Namespace, prepared: session.Session) -> str:
+    from bpcbench.collect import collect
+    from bpcbench.report.pairs import HEADINGS, pairs
+    from bpcbench.report.plain import PLAIN_FORMATS, plain
+
+    if arguments.format not in PLAIN_FORMATS:
+        raise UserError(f"--against can be written as {', '.join(PLAIN_FORMATS)}, not as {arguments.format}")
+    store = prepared.store
+    rows = collect(prepared.plan, store) if store else []
+    wanted = arguments.metrics.split(",") if arguments.metrics else prepared.plan.suite.metrics
+    found = pairs(rows, arguments.against, wanted)
+    return plain(HEADINGS, [pair.cells() for pair in found], arguments.format)
 
 
 def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:

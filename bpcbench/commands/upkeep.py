@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from bpcbench import environment, folder, session
-from bpcbench.errors import BpcbenchError, MissingData, StoreError, UserError, unknown
+from bpcbench.errors import BpcbenchError, StoreError, UserError, unknown
 from bpcbench.keys import Address
 from bpcbench.plugins import registry
 from bpcbench.progress import spell_bytes
@@ -125,6 +125,8 @@ def _answers(port: int, server: subprocess.Popen[bytes]) -> bool:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Say what bpcbench finds around it; exit code 1 if something is broken."""
+    from bpcbench.commands.data import examine
+
     broken = False
     print("versions")
     for name, value in environment.versions().items():
@@ -142,7 +144,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     data = environment.data_root(arguments.data)
     print(f"data sets (looked for in {data})")
     for name in registry().names("dataset"):
-        print(f"  {name:<14} {_present(name, data)}")
+        holding = examine(name, data)
+        print(f"  {name:<14} {holding.status}: {holding.says}")
     print(f"store {Path(arguments.out).absolute()}")
     problem, lines = _examine(Path(arguments.out))
     print("\n".join(f"  {line}" for line in lines))
@@ -157,17 +160,6 @@ def _device() -> str:
     except ImportError as error:
         return f"cpu (torch cannot be imported: {error})"
     return environment.resolve_device("auto")
-
-
-def _present(name: str, data: Path) -> str:
-    try:
-        plugin = registry().get("dataset", name).cls()
-        facts = plugin.facts(data)  # type: ignore[attr-defined]
-    except MissingData as error:
-        return f"missing: {error}"
-    except Exception as error:
-        return f"cannot be read: {type(error).__name__}: {error}"
-    return f"present, {facts.shape}, " + ", ".join(f"{size:,} {split}" for split, size in facts.sizes.items())
 
 
 def _examine(root: Path) -> tuple[bool, list[str]]:

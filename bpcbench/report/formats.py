@@ -9,6 +9,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from bpcbench.errors import UserError, unknown
@@ -20,7 +21,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 _FIELDS = (
     *("dataset", "ipc", "method", "inference", "network", "evaluator", "metric", "higher_is_better", "source"),
-    *("mean", "std", "n", "within", "low", "high", "best", "second", "tied", "text"),
+    *("mean", "std", "n", "within", "low", "high", "best", "second", "tied", "text", "notes"),
 )
 _TEX = {
     "\\": r"\textbackslash{}",
@@ -50,10 +51,10 @@ def render(table: Table, format: Format = "text", *, color: bool = False, width:
     """Return the table as text that ends with a newline.
 
     `text` is aligned for a terminal, with ANSI bold and underline if `color`, and broken into panels of whole column
-    groups if it is wider than `width`; `md` is a GitHub table; `latex` is a `table` environment that needs booktabs.
-    `csv` and `json` hold one record per cell, unrounded and in the metric's own unit (an accuracy is a fraction),
-    without n where a number is published. JSON has null for what is not a finite number, and the title and footnotes
-    beside its `cells`. Raise UserError for any other format.
+    groups, or of parts of a group that alone is too wide, if it is wider than `width`; `md` is a GitHub table; `latex`
+    is a `table` environment that needs booktabs. `csv` and `json` hold one record per cell, unrounded and in the
+    metric's own unit (an accuracy is a fraction), without n where a number is published. JSON has null for what is not
+    a finite number, and the title and footnotes beside its `cells`. Raise UserError for any other format.
     """
     if format == "text":
         return _text(table, color, width)
@@ -67,10 +68,9 @@ def _text(table: Table, color: bool, width: int | None) -> str:
     names = [[name, *(_flat(line.label(name)) for line in table.lines)] for name in table.labels]
     labels = ["  ".join(row) for row in zip(*map(_left, names), strict=True)]
     left = [" " * len(labels[0]), *labels]
-    panels, start = [left], 0
-    for group in table.groups:
+    panels = [left]
+    for group, start in _pieces(table, color, None if width is None else width - len(labels[0]) - 3):
         right = _panel(table, group, start, color)
-        start += len(group.columns)
         if width is not None and panels[-1] is not left and len(panels[-1][0]) + 3 + len(right[0]) > width:
             panels.append(left)
         panels[-1] = [f"{before}   {after}" for before, after in zip(panels[-1], right, strict=True)]
@@ -84,6 +84,22 @@ def _text(table: Table, color: bool, width: int | None) -> str:
     wide = max(80, min(max(len(panel[0]) for panel in panels), 120))
     notes = [textwrap.fill(_flat(note), wide, subsequent_indent="  ") for note in (*legend, *table.footnotes)]
     return _lines(*(line.rstrip() for line in out), *notes)
+
+
+def _pieces(table: Table, color: bool, room: int | None) -> Iterator[tuple[Group, int]]:
+    """Yield the groups, each with the number of its first column, in parts where one is wider than there is room."""
+    start = 0
+    for group in table.groups:
+        first, used = 0, 0
+        for index, column in enumerate(group.columns):
+            cells = [line.cells[start + index] for line in table.lines]
+            size = len(_block(_flat(column.label), cells, color)[0]) + 2
+            if room is not None and index > first and used + size - 2 > room:
+                yield replace(group, columns=group.columns[first:index]), start + first
+                first, used = index, 0
+            used += size
+        yield replace(group, columns=group.columns[first:]), start + first
+        start += len(group.columns)
 
 
 def _panel(table: Table, group: Group, start: int, color: bool) -> list[str]:
@@ -185,7 +201,7 @@ def _records(table: Table) -> Iterator[dict[str, Any]]:
                 *("" if line.published else column.evaluator, column.metric, column.higher_is_better),
                 "published" if line.published else "measured",
                 *_numbers(cell.summary),
-                *(cell.best, cell.second, cell.tied, cell.mean + _rest(cell)),
+                *(cell.best, cell.second, cell.tied, cell.mean + _rest(cell), "; ".join(cell.notes)),
             )
             yield dict(zip(_FIELDS, values, strict=True))
 

@@ -90,6 +90,20 @@ def lookup(
     return None
 
 
+def printed_as(metric: str) -> dict[str, str]:
+    """Return the table, the setting and the metric under which `lookup` finds what a metric of ours is called there.
+
+    `svhn/auroc` is in the table of out-of-distribution detection; the paper does not say by which score, so that only
+    the default one is compared. `snow/acc`, a mean over severities, is in the table of CIFAR-10-C, as is `clean/acc`.
+    """
+    other, _, name = metric.partition("/")
+    if name in ("auroc", "aupr_in", "aupr_out"):
+        return {"table": "ood_detection", "setting": f"ood={normalised(other)}", "metric": name}
+    if name in ("acc", "nll"):
+        return {"table": "cifar10c", "setting": f"corruption={other}", "metric": name}
+    return {"metric": metric}
+
+
 @functools.cache
 def normalised(name: str) -> str:
     """Return a name as it is compared: lower case, without the separators `-`, `_` and space, aliases resolved.

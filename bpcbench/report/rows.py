@@ -48,12 +48,18 @@ def number(metric: str, value: float, like: float | None = None) -> str:
 
 
 def percent(metric: str) -> bool:
-    """Return whether tables show a metric, kept as a fraction, in percent: an accuracy, such as `acc` or `acc_snow`."""
-    return "acc" in re.split(r"[^a-z0-9]+", metric.lower())
+    """Return whether tables show a metric, kept as a fraction, in percent: as papers print it.
+
+    Accuracies, such as `acc` or `acc_snow`, and what tells known from unknown data, such as `svhn/auroc`.
+    """
+    return not {"acc", "auroc", "aupr", "fpr95"}.isdisjoint(re.split(r"[^a-z0-9]+", metric.lower()))
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Say of every note which data sets carry it, and with which methods where not all rows of a data set do."""
+    """Say of every note which data sets carry it, and with which methods where not all rows of a data set do.
+
+    A word is a mark of the data set; a note of several words, such as `svhn: resized to 32x32`, speaks for itself.
+    """
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         where = []
         for dataset in sorted({row.dataset for row in rows if note in row.notes}):
@@ -61,14 +67,14 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
             methods = dict.fromkeys(row.method for row in mine if note in row.notes)
             everywhere = all(note in row.notes for row in mine)
             where.append(dataset if everywhere else f"{dataset} ({', '.join(methods)})")
-        yield f"Marked {note}: {', '.join(where)}."
+        yield f"{note} ({', '.join(where)})." if " " in note else f"Marked {note}: {', '.join(where)}."
 
 
 def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """Return the rows as a data frame: a column per field in their order, `notes` joined by spaces."""
+    """Return the rows as a data frame: a column per field in their order, `notes` joined by semicolons."""
     # Pandas takes half a second to import, and only those who ask for a frame should pay for it.
     import pandas as pd
 
     names = [field.name for field in dataclasses.fields(Row)]
-    records = [{name: getattr(row, name) for name in names} | {"notes": " ".join(row.notes)} for row in rows]
+    records = [{name: getattr(row, name) for name in names} | {"notes": "; ".join(row.notes)} for row in rows]
     return pd.DataFrame.from_records(records, columns=names)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from bpcbench.errors import UserError
-from bpcbench.report.published import Published, lookup
+from bpcbench.report.published import Published, lookup, printed_as
 from bpcbench.report.rows import Row, notes, number, percent
 from bpcbench.stats import Summary, ranks, summarise, tied
 
@@ -55,7 +55,7 @@ class Cell:
     """A number of the table: what was measured, in the metric's own unit, and how it is shown.
 
     `summary` is None where there is no number; its `n` is 0 for a published one, whose n is not known. `count` is n
-    where it must be shown because it is not the usual one of the table.
+    where it must be shown because it is not the usual one of the table. `notes` are those of its rows.
     """
 
     summary: Summary | None = None
@@ -65,6 +65,7 @@ class Cell:
     best: bool = False
     second: bool = False
     tied: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,36 +107,48 @@ def build(
 ) -> Table:
     """Return a line per (method, inference, network) as they first appear and a group per (data set, ipc), sorted.
 
+    A group has a column per metric and evaluator, but for a metric that its evaluator does not give there at all.
     A cell is the summary over coresets of the means over their evaluations; an evaluation given twice counts once.
     Per column the best and the second of the finite means are marked, and all that are tied with the best inside
     noise; methods in `unranked` are shown without being ranked, and nothing is marked where fewer than two compete.
-    `published` numbers of the paper's main table make further, unranked lines for the methods that are measured.
+    `published` numbers of the paper make further, unranked lines for the methods that are measured.
     `tried` says how many settings were tried on the validation split for a method; it becomes a footnote.
     Raise UserError if rows contradict each other.
     """
-    rows = [row for row in rows if row.metric in metrics]
+    every = list(rows)
+    rows = [row for row in every if row.metric in metrics]
     columns = tuple(column for metric in dict.fromkeys(metrics) for column in _columns(rows, metric))
-    groups = tuple(Group(*key, columns) for key in sorted({(row.dataset, row.ipc) for row in rows}))
+    groups = tuple(_groups(every, columns, sorted({(row.dataset, row.ipc) for row in rows})))
     places = [(group, column) for group in groups for column in group.columns]
     summaries = _summaries(rows)
+    said = {_place(row): row.notes for row in rows}
     counts = Counter(summary.n for summary in summaries.values())
     usual = max(counts, key=lambda n: (counts[n], n), default=0)
     lines = []
     for line in dict.fromkeys((row.method, row.inference, row.network) for row in rows):
-        found = ((c, summaries.get((*line, g.dataset, g.ipc, c.evaluator, c.metric))) for g, c in places)
-        cells = tuple(_cell(column, summary, usual) for column, summary in found)
+        keys = [(c, (*line, g.dataset, g.ipc, c.evaluator, c.metric)) for g, c in places]
+        cells = tuple(replace(_cell(c, summaries.get(k), usual), notes=said.get(k, ())) for c, k in keys)
         lines.append(Line(*line, cells, ranked=line[0] not in unranked))
     below = _published_lines(lines, places, published)
     lines = _marked(lines, [column for _, column in places])
     labels = [name for name in ("inference", "network") if len({getattr(row, name) for row in rows}) > 1]
     footnotes = (
-        *_spread_notes(lines, columns, counts, usual),
+        *_spread_notes(lines, [column for _, column in places], counts, usual),
         *_cell_notes(lines),
         *notes(rows),
         *_tried_notes(lines, tried or {}),
         *([PUBLISHED] if below else ()),
     )
     return Table(title, ("method", *labels), groups, (*lines, *below), footnotes)
+
+
+def _groups(rows: Sequence[Row], columns: Sequence[Column], keys: Iterable[tuple[str, int]]) -> Iterator[Group]:
+    given = {(row.dataset, row.ipc, row.evaluator, row.metric) for row in rows}
+    heard = {place[:3] for place in given}
+    for key in keys:
+        # An evaluator that has given nothing yet may still give it; one that was heard without it will not.
+        mine = (c for c in columns if (*key, c.evaluator, c.metric) in given or (*key, c.evaluator) not in heard)
+        yield Group(*key, tuple(mine))
 
 
 def _tried_notes(lines: Sequence[Line], tried: Mapping[str, int]) -> list[str]:
@@ -156,14 +169,18 @@ def _columns(rows: Sequence[Row], metric: str) -> list[Column]:
     return columns
 
 
+def _place(row: Row) -> tuple[str | int, ...]:
+    return (row.method, row.inference, row.network, row.dataset, row.ipc, row.evaluator, row.metric)
+
+
 def _summaries(rows: Iterable[Row]) -> Mapping[Hashable, Summary]:
     values: dict[Hashable, dict[str, dict[int, float]]] = {}
     for row in rows:
-        line = (row.method, row.inference, row.network)
-        coresets = values.setdefault((*line, row.dataset, row.ipc, row.evaluator, row.metric), {})
+        coresets = values.setdefault(_place(row), {})
         known = coresets.setdefault(row.coreset, {}).setdefault(row.evaluate_seed, row.value)
         if known != row.value and not (math.isnan(known) and math.isnan(row.value)):
-            where = f"{' / '.join(line)} on {row.dataset} ipc {row.ipc}, evaluation seed {row.evaluate_seed}"
+            line = f"{row.method} / {row.inference} / {row.network}"
+            where = f"{line} on {row.dataset} ipc {row.ipc}, evaluation seed {row.evaluate_seed}"
             raise UserError(f"{row.metric} of one evaluation is both {known} and {row.value}: {where}")
     return {
         key: summarise({coreset: list(seeds.values()) for coreset, seeds in coresets.items()})
@@ -208,7 +225,7 @@ def _published_lines(
     found = []
     for method in dict.fromkeys(line.method for line in lines):
         numbers = [
-            lookup(published, dataset=group.dataset, ipc=group.ipc, method=method, metric=column.metric)
+            lookup(published, dataset=group.dataset, ipc=group.ipc, method=method, **printed_as(column.metric))
             for group, column in places
         ]
         if any(numbers):
@@ -233,7 +250,7 @@ def _spread_notes(
     withins: dict[str, list[float]] = {}
     for index, cell in ((index, cell) for line in lines for index, cell in enumerate(line.cells)):
         if cell.summary is not None and cell.summary.within is not None:
-            withins.setdefault(columns[index % len(columns)].metric, []).append(cell.summary.within)
+            withins.setdefault(columns[index].metric, []).append(cell.summary.within)
     if withins:
         spans = ", ".join(f"{metric} {_span(metric, found)}" for metric, found in withins.items())
         yield f"Standard deviation within a coreset, over its evaluation seeds, smallest to largest: {spans}."

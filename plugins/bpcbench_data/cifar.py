@@ -1,135 +1,137 @@
-"""CIFAR-10 in its "python version", read without trusting its pickles."""
+"""CIFAR-10 and CIFAR-100 in their "python version", read without trusting their pickles."""
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from bpcbench.errors import MissingData, UserError
-from bpcbench.records import Array, Facts
+from bpcbench.records import Download, Facts
 from bpcbench_data.converted import Chunk, ConvertedDataset
+from bpcbench_data.pickles import count_rows, read_pickle, text
 
-_FOLDER = "cifar-10-batches-py"
-_META = "batches.meta"
-_FILES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
-_PER_FILE = 10_000
 _SHAPE = (3, 32, 32)
-_CLASSES = 10
+_PIXELS = math.prod(_SHAPE)
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_LICENCE = "none declared: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
 
 
 @dataclass(frozen=True)
-class CIFAR10(ConvertedDataset):
-    """50,000 + 10,000 colour 32x32 images of 10 classes of things and animals (Krizhevsky, 2009)."""
+class CIFAR(ConvertedDataset):
+    """Colour 32x32 images in pickles, as torchvision unpacks them; the file `meta` names the classes."""
 
-    name: ClassVar[str] = "cifar10"
-    licence: ClassVar[str] = "none declared: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
+    licence: ClassVar[str] = _LICENCE
+    folder: ClassVar[str]
+    archive: ClassVar[str]
+    meta: ClassVar[str]
+    files: ClassVar[Mapping[str, tuple[str, ...]]]
+    """The files of each split."""
+    sums: ClassVar[Mapping[str, str]]
+    """The official MD5 sum of every file."""
+    keys: ClassVar[tuple[str, str]]
+    """What the names of the classes are called in the meta file, and the labels in the others."""
+    classes: ClassVar[int]
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts from `batches.meta`, a file of 158 bytes; other than official sizes are a subset."""
-        self.sources(root, "train")
-        path = root / _FOLDER / _META
-        meta = read_pickle(path)
-        count, names = meta.get("num_cases_per_batch"), meta.get("label_names")
-        if not isinstance(count, int) or not 0 < count <= _PER_FILE:
-            raise UserError(f"{path} says that there are {count!r} images per file")
-        if not isinstance(names, list) or len(names) != _CLASSES:
-            raise UserError(f"{path} must name {_CLASSES} classes, and has {names!r}")
-        sizes = {split: count * len(files) for split, files in _FILES.items()}
-        notes = () if count == _PER_FILE else ("subset",)
-        return Facts(_SHAPE, _CLASSES, sizes, tuple(_text(name) for name in names), notes)
+        """Return the facts from the meta file and the shapes that the others declare."""
+        path = self._path(root, self.meta)
+        names = read_pickle(path).get(self.keys[0])
+        if not isinstance(names, list) or len(names) != self.classes:
+            raise UserError(f"{path} must name {self.classes} classes, and has {names!r}")
+        return Facts(_SHAPE, self.classes, self._counts(root), tuple(map(text, names)), self.notes(root))
+
+    def _counts(self, root: Path) -> dict[str, int]:
+        paths = {split: self.sources(root, split) for split in self.files}
+        present = {split: self.state(root, split) for split in paths}
+        return dict(self.learned(root, "counts", present, lambda: {s: _rows(found) for s, found in paths.items()}))
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
         """Return the files of a split; MissingData names all files that are absent."""
-        folder = root / _FOLDER
-        names = [_META, *(name for files in _FILES.values() for name in files)]
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
+        return [self._path(root, name) for name in self.files[split]]
+
+    def official(self, root: Path) -> Mapping[Path, Collection[str]]:
+        """Return the MD5 sums that torchvision checks, too."""
+        return {self._path(root, name): (md5,) for name, md5 in self.sums.items()}
+
+    def places(self, root: Path) -> Sequence[Path]:
+        return [root / self.folder]
+
+    def _path(self, root: Path, name: str) -> Path:
+        folder = root / self.folder
+        if not (folder / name).is_file():
+            missing = [name for name in self.sums if not (folder / name).is_file()]
             raise MissingData(
-                f"data set {self.name} needs {', '.join(missing)}, looked for in {folder}. Unpack "
-                f"cifar-10-python.tar.gz in {root}, as torchvision.datasets.CIFAR10 does, or let BPCBENCH_DATA (or "
-                f"--data) name the folder that holds {_FOLDER}"
+                f"data set {self.name} needs {', '.join(missing)}, looked for in {folder}. Unpack {self.archive} in "
+                f"{root}, as torchvision.datasets.{type(self).__name__} does, or let BPCBENCH_DATA (or --data) name "
+                f"the folder that holds {self.folder}"
             )
-        return [folder / name for name in _FILES[split]]
+        return folder / name
 
     def chunks(self, root: Path, split: str) -> Iterator[Chunk]:
         """Yield the content of one file after the other."""
         for path in self.sources(root, split):
             content = read_pickle(path)
-            images, labels = content.get("data"), content.get("labels")
-            pixels = math.prod(_SHAPE)
-            if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != pixels:
-                raise UserError(f"{path}: `data` is not an array of rows of {pixels} bytes")
-            if not isinstance(labels, list) or not all(type(one) is int and 0 <= one < _CLASSES for one in labels):
-                raise UserError(f"{path}: `labels` is not a list of numbers below {_CLASSES}")
+            images, labels = content.get("data"), content.get(self.keys[1])
+            if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
+                raise UserError(f"{path}: `data` is not an array of rows of {_PIXELS} unsigned bytes")
+            if not isinstance(labels, list) or not all(type(one) is int and 0 <= one < self.classes for one in labels):
+                raise UserError(f"{path}: `{self.keys[1]}` is not a list of numbers below {self.classes}")
             yield images.reshape(-1, *_SHAPE), np.asarray(labels, np.int64)
 
 
-def read_pickle(path: Path) -> dict[str, Any]:
-    """Return a pickled dict of numbers, strings, lists and byte arrays; UserError for everything else.
-
-    No code is imported or called for the file: what it may name are three classes of NumPy, and even these are replaced
-    by `_Bytes` and `_Type`, which understand nothing but an array of unsigned bytes.
-    """
-    try:
-        content = _Restricted(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-    except Exception as error:  # a damaged pickle may fail in any way
-        raise UserError(f"{path} cannot be read: {error}. Replace it by a fresh copy.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, not a dict")
-    return {_text(key): value.array if isinstance(value, _Bytes) else value for key, value in content.items()}
+def _rows(paths: Sequence[Path]) -> int:
+    return sum(count_rows(path, _PIXELS) for path in paths)
 
 
-def _text(word: object) -> str:
-    return word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word)
+@dataclass(frozen=True)
+class CIFAR10(CIFAR):
+    """50,000 + 10,000 colour 32x32 images of 10 classes of things and animals (Krizhevsky, 2009)."""
+
+    name: ClassVar[str] = "cifar10"
+    folder: ClassVar[str] = "cifar-10-batches-py"
+    archive: ClassVar[str] = "cifar-10-python.tar.gz"
+    meta: ClassVar[str] = "batches.meta"
+    files: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
+        "test": ("test_batch",),
+    }
+    sums: ClassVar[Mapping[str, str]] = {
+        "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    }
+    keys: ClassVar[tuple[str, str]] = ("label_names", "labels")
+    classes: ClassVar[int] = 10
+    downloads: ClassVar[tuple[Download, ...]] = (
+        Download(f"{_TORONTO}{archive}", folder, unpack=True, size=170_498_071, md5="c58f30108f718f92721af3b95e74349a"),
+    )
 
 
-class _Type:
-    """Stands for `numpy.dtype`: unsigned bytes, whatever else a file says makes it fail."""
+@dataclass(frozen=True)
+class CIFAR100(CIFAR):
+    """50,000 + 10,000 colour 32x32 images of 100 classes, the fine labels of CIFAR-100 (Krizhevsky, 2009)."""
 
-    def __init__(self, code: object, *flags: object) -> None:
-        if code not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"it holds an array of type {code!r}, not of unsigned bytes")
-
-    def __setstate__(self, state: object) -> None:
-        """Ignore byte order and alignment, which bytes do not have."""
-
-
-class _Bytes:
-    """Stands for `numpy.ndarray` and the function that makes an empty one, to be filled by its state."""
-
-    array: Array | None = None
-
-    def __init__(self, *arguments: object) -> None:
-        """Ignore what to make: there is one kind."""
-
-    def __setstate__(self, state: tuple[int, tuple[int, ...], _Type, bool, bytes]) -> None:
-        """Take over (version, shape, type, Fortran order, content)."""
-        _, shape, kind, fortran, content = state
-        if not isinstance(kind, _Type) or not isinstance(content, bytes):
-            raise pickle.UnpicklingError("it holds an array of an unknown form")
-        self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
-
-
-_ADMITTED: dict[tuple[str, str], type] = {
-    ("numpy", "ndarray"): _Bytes,
-    ("numpy", "dtype"): _Type,
-    ("numpy.core.multiarray", "_reconstruct"): _Bytes,
-    ("numpy._core.multiarray", "_reconstruct"): _Bytes,
-}
-
-
-class _Restricted(pickle.Unpickler):
-    """An unpickler that knows no names but those of an array."""
-
-    def find_class(self, module: str, name: str) -> type:
-        """Return the stand-in for an admitted name."""
-        if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
-        return _ADMITTED[module, name]
+    name: ClassVar[str] = "cifar100"
+    folder: ClassVar[str] = "cifar-100-python"
+    archive: ClassVar[str] = "cifar-100-python.tar.gz"
+    meta: ClassVar[str] = "meta"
+    files: ClassVar[Mapping[str, tuple[str, ...]]] = {"train": ("train",), "test": ("test",)}
+    sums: ClassVar[Mapping[str, str]] = {
+        "meta": "7973b15100ade9c7d40fb424638fde48",
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    }
+    keys: ClassVar[tuple[str, str]] = ("fine_label_names", "fine_labels")
+    classes: ClassVar[int] = 100
+    downloads: ClassVar[tuple[Download, ...]] = (
+        Download(f"{_TORONTO}{archive}", folder, unpack=True, size=169_001_437, md5="eb9058c3a382ffc7106e4002c42a8d85"),
+    )

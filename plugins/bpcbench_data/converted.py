@@ -1,24 +1,23 @@
 """Data sets whose files are converted once to memory-mapped arrays: the first use takes seconds, all others none.
 
-A conversion is a folder `DATASET/SPLIT-IDENTITY` with `images.npy` (uint8, NCHW), `labels.npy` (int64) and `meta.json`.
-The identity is that of the source files (name, size, time of change), so a changed source is converted anew. It lies
-in `.bpcbench` below the data root or, where nothing can be written there, in the user's cache.
+A conversion is a folder `DATASET/SPLIT-IDENTITY` with `images.npy` (uint8, NCHW), `labels.npy` (int64) and `meta.json`;
+`cache.py` says where. The identity is that of the source files (name, size, time of change), so a changed source is
+converted anew. Whether files are the official ones is found out once, too, by their MD5 sums.
 """
 
 from __future__ import annotations
 
 import abc
-import contextlib
+import dataclasses
 import hashlib
 import json
 import math
-import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -26,11 +25,14 @@ from numpy.lib import format as npy
 from bpcbench.api import Dataset
 from bpcbench.errors import UserError, unknown
 from bpcbench.records import Array, Facts, Split
+from bpcbench_data.bar import bar
+from bpcbench_data.cache import digest, places, publish, remembered, state, sync
 
 _FORMAT = 1
 _IMAGES, _LABELS, _META = "images.npy", "labels.npy", "meta.json"
 _ABANDONED = 24 * 3600
 """Seconds after which an unfinished conversion is taken for that of a killed process."""
+_SLICE = 1 << 20
 
 Chunk = tuple[Array, Array]
 """Some images (uint8, NCHW) and their labels, in the order of the split."""
@@ -39,8 +41,8 @@ Chunk = tuple[Array, Array]
 class ConvertedDataset(Dataset):
     """A data set that says where its files are and how to read them; the rest is done here.
 
-    Facts must be cheap and must raise MissingData if files are absent. `chunks` must raise UserError for content that
-    is not as it should be. Nothing is left behind by a conversion that fails.
+    Facts must be cheap and must raise MissingData if files are absent; their notes are `self.notes(root)`. `chunks`
+    must raise UserError for content that is not as it should be. Nothing is left behind by a conversion that fails.
     """
 
     @abc.abstractmethod
@@ -51,6 +53,32 @@ class ConvertedDataset(Dataset):
     def chunks(self, root: Path, split: str) -> Iterable[Chunk]:
         """Read a split from its files, part by part."""
 
+    def state(self, root: Path, split: str) -> Any:
+        """Return what changes, as JSON, whenever the sources change; by default their names, sizes and times."""
+        return [[path.name, *state(path)] for path in self.sources(root, split)]
+
+    def official(self, root: Path) -> Mapping[Path, Collection[str]]:
+        """Return the MD5 sums that each file may have, if those of the official files are published."""
+        return {}
+
+    def differs(self, root: Path) -> str:
+        """Return which files have not the official MD5 sum; computed once, and again when a file has changed."""
+        files = self.official(root)
+        if not files:
+            return ""
+        present = [[path.name, *state(path), *sums] for path, sums in files.items()]
+        wrong = self.learned(root, "checksums", present, lambda: self._wrong(files))
+        named = ", ".join(str(path) for path in files if path.name in wrong)
+        return f"the MD5 checksum of {named} is not that of the official file" if named else ""
+
+    def notes(self, root: Path) -> tuple[str, ...]:
+        """Return `subset` for what is not the official data set."""
+        return ("subset",) if self.differs(root) else ()
+
+    def learned(self, root: Path, what: str, state: Any, find: Callable[[], Any]) -> Any:
+        """Return what `find` finds out about the files, as JSON; it is asked once, and again for another `state`."""
+        return remembered(self._folders(root), what, [_FORMAT, self.version, state], find)
+
     def fingerprint(self, root: Path, split: str) -> str:
         """Return the SHA-256 of shape, images and labels, computed when the split is converted."""
         return self._converted(root, split)[0]
@@ -59,32 +87,36 @@ class ConvertedDataset(Dataset):
         """Return a split whose images are a read-only memory map."""
         return self._converted(root, split)[1]
 
+    def _folders(self, root: Path) -> list[Path]:
+        """Return the folders for what is derived, one for each setting of the options: none evicts another."""
+        variant = f"-{digest(repr(self))[:8]}" if dataclasses.fields(self) else ""
+        return [place / f"{self.name}{variant}" for place in places(root)]
+
+    def _wrong(self, files: Mapping[Path, Collection[str]]) -> list[str]:
+        with bar(sum(path.stat().st_size for path in files), f"{self.name}: checksums", "B") as progress:
+            return [path.name for path, sums in files.items() if _md5(path, progress) not in sums]
+
     def _converted(self, root: Path, split: str) -> tuple[str, Split]:
         """Return the fingerprint and the content of the valid conversion, after making it if there is none."""
         facts = self.facts(root)
         if split not in facts.sizes:
             raise ValueError(f"data set {self.name}: {unknown('split', split, facts.sizes)}")
-        name = f"{split}-{self._identity(root, split)}"
-        places = [place / self.name for place in _places(root)]
-        for place in places:
-            if (found := _opened(place / name, facts, split)) is not None:
+        name = f"{split}-{digest([_FORMAT, self.version, self.state(root, split)])}"
+        folders = self._folders(root)
+        for folder in folders:
+            if (found := _opened(folder / name, facts, split)) is not None:
                 return found
         failures = []
-        for place in places:
+        for folder in folders:
             try:
-                self._convert(root, split, facts, place / name)
+                self._convert(root, split, facts, folder / name)
             except OSError as error:
-                failures.append(f"{place}: {error.strerror or error}")
+                failures.append(f"{folder}: {error.strerror or error}")
                 continue
-            if (found := _opened(place / name, facts, split)) is not None:
+            if (found := _opened(folder / name, facts, split)) is not None:
                 return found
-            failures.append(f"{place}: what was written could not be read back")
+            failures.append(f"{folder}: what was written could not be read back")
         raise UserError(f"data set {self.name} cannot be converted, for nothing can be written: {'; '.join(failures)}")
-
-    def _identity(self, root: Path, split: str) -> str:
-        """Return what tells this state of the source files, read in this way, from every other."""
-        files = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in self.sources(root, split)]
-        return hashlib.sha256(json.dumps([_FORMAT, self.version, files]).encode()).hexdigest()[:16]
 
     def _convert(self, root: Path, split: str, facts: Facts, target: Path) -> None:
         """Write the conversion beside its final place, then rename it: it is there completely or not at all."""
@@ -94,30 +126,32 @@ class ConvertedDataset(Dataset):
             temporary.mkdir(parents=True)
             shape = (facts.sizes[split], *facts.shape)
             where = f"data set {self.name}, split {split}"
-            fingerprint = _write(temporary, shape, self.chunks(root, split), where)
-            files = {name: _state(temporary / name) for name in (_IMAGES, _LABELS)}
+            with bar(shape[0], f"{self.name}: converting {split}", "image") as progress:
+                fingerprint = _write(temporary, shape, self.chunks(root, split), where, progress)
+            files = {name: state(temporary / name) for name in (_IMAGES, _LABELS)}
             with (temporary / _META).open("wb") as stream:
                 stream.write(json.dumps({"fingerprint": fingerprint, "files": files}).encode())
-                _sync(stream)
-            _sync_entries(temporary)
-            _publish(temporary, target)
+                sync(stream)
+            publish(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         _tidy(target, split)
 
 
-def _places(root: Path) -> list[Path]:
-    """Return where conversions may lie: below the data root, else in the user's cache under a name for that root."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    tag = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-    return [root / ".bpcbench", cache / "bpcbench" / "converted" / tag]
+def _md5(path: Path, progress: Callable[[int], object]) -> str:
+    found = hashlib.md5(usedforsecurity=False)  # what the authors of the data sets published
+    with path.open("rb") as stream:
+        while part := stream.read(_SLICE):
+            found.update(part)
+            progress(len(part))
+    return found.hexdigest()
 
 
 def _opened(place: Path, facts: Facts, split: str) -> tuple[str, Split] | None:
     """Return a conversion's fingerprint and content without reading images, or None if it is not what was written."""
     try:
         meta = json.loads((place / _META).read_bytes())
-        if any(_state(place / name) != state for name, state in meta["files"].items()):
+        if any(state(place / name) != known for name, known in meta["files"].items()):
             return None
         images = np.load(place / _IMAGES, mmap_mode="r", allow_pickle=False)
         labels = np.load(place / _LABELS, allow_pickle=False)
@@ -130,14 +164,11 @@ def _opened(place: Path, facts: Facts, split: str) -> tuple[str, Split] | None:
     return fingerprint, Split(images, labels)
 
 
-def _state(path: Path) -> list[int]:
-    """Return size and time of change: whoever writes into a file changes them."""
-    return [path.stat().st_size, path.stat().st_mtime_ns]
-
-
-def _write(place: Path, shape: tuple[int, ...], chunks: Iterable[Chunk], where: str) -> str:
+def _write(
+    place: Path, shape: tuple[int, ...], chunks: Iterable[Chunk], where: str, progress: Callable[[int], object]
+) -> str:
     """Write images and labels in one pass, chunk by chunk, and return their fingerprint."""
-    digest = hashlib.sha256(json.dumps(shape).encode())
+    found = hashlib.sha256(json.dumps(shape).encode())
     labels: list[Array] = []
     rows = 0
     # Written as a stream: a full disk is then an error, while in a memory map it would be the end of the process.
@@ -148,44 +179,19 @@ def _write(place: Path, shape: tuple[int, ...], chunks: Iterable[Chunk], where: 
                 raise UserError(f"{where}: {len(classes)} labels for {images.dtype} images {images.shape}")
             content = np.ascontiguousarray(images).data
             stream.write(content)
-            digest.update(content)
+            found.update(content)
             labels.append(np.asarray(classes, "<i8"))
             rows += len(classes)
-        _sync(stream)
+            progress(len(classes))
+        sync(stream)
     if rows != shape[0]:
         raise UserError(f"{where}: its files hold {rows} images and should hold {shape[0]}")
     joined = np.concatenate([*labels, np.empty(0, "<i8")])
     with (place / _LABELS).open("wb") as stream:
         np.save(stream, joined, allow_pickle=False)
-        _sync(stream)
-    digest.update(joined.data)
-    return digest.hexdigest()
-
-
-def _sync(stream: BinaryIO) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
-def _publish(source: Path, target: Path) -> None:
-    """Rename a complete folder; where another process was first, its folder, which is the same, stays."""
-    try:
-        source.rename(target)
-    except OSError:
-        if not target.exists():
-            raise
-        return
-    _sync_entries(target.parent)
-
-
-def _sync_entries(folder: Path) -> None:
-    """Make the names in a folder durable, on file systems that can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(stream)
+    found.update(joined.data)
+    return found.hexdigest()
 
 
 def _tidy(target: Path, split: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +37,10 @@ class Digits(Dataset):
         """Return the facts, which are fixed; MissingData without scikit-learn's file."""
         _file()
         return Facts(shape=(1, 8, 8), classes=10, sizes=_SIZES, class_names=tuple("0123456789"))
+
+    def places(self, root: Path) -> Sequence[Path]:
+        """Return scikit-learn's file, which does not lie below the data root."""
+        return [_file()]
 
     def fingerprint(self, root: Path, split: str) -> str:
         """Return the SHA-256 of the split's images and labels."""

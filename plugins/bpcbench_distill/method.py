@@ -39,11 +39,13 @@ class FRePo(PoolMethod):
     label_margin: bool = option(True, "keep the winning label ahead")
     mirror: Literal["auto", "yes", "no"] = option("auto", "append mirrored copies of the images")
     evaluation_steps: int = option(1000, "steps of the native inference")
+    evaluation_lr: float = option(3e-4, "learning rate of the native inference", absent=3e-4)
     temperature_share: float = option(0.05, "share of train held out to fit the softmax temperature; 0: none")
 
     def native(self, facts: Facts, ipc: int) -> Native:
         """Plain regression of a fresh network on the learned labels, as the authors evaluate."""
-        return Native(Ref("frepo", {"steps": self.evaluation_steps}), Ref(self.network.name, asdict(self.network)))
+        options = {"steps": self.evaluation_steps, "lr": self.evaluation_lr}
+        return Native(Ref("frepo", options), Ref(self.network.name, asdict(self.network)))
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
         """Return the last iterate, with the temperature that fits a network trained on it to held-out data."""
@@ -59,7 +61,8 @@ class FRePo(PoolMethod):
         kept = np.setdiff1d(np.arange(len(data.train)), held)
         rest = replace(data, train=Split(data.train.images[kept], data.labels[kept]))
         coreset = distil(self, data, ipc, given, ctx, source=rest)
-        trained = fit(RegressionInference(steps=self.evaluation_steps), coreset, self.network, ctx)
+        judge = RegressionInference(steps=self.evaluation_steps, lr=self.evaluation_lr)
+        trained = fit(judge, coreset, self.network, ctx)
         outputs = trained.outputs(given.transform.apply(data.train.images[held])).cpu().numpy()
         temperature = fit_temperature(outputs, data.labels[held])
         return replace(coreset, recipe=Recipe(scalars={**coreset.recipe.scalars, "temperature": temperature}))
@@ -73,7 +76,7 @@ class FRePo(PoolMethod):
         wanted = self.mirror == "yes" or (self.mirror == "auto" and auto)
         return mirrored(images, targets) if wanted else (images, targets)
 
-    def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, data: Data) -> dict[str, Tensor]:
+    def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> dict[str, Tensor]:
         """Return the loss and its label term."""
         import torch.nn.functional as F  # noqa: N812
 

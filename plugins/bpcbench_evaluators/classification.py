@@ -1,51 +1,90 @@
-"""Accuracy, likelihood and calibration on the evaluation split."""
+"""Accuracy, likelihood, calibration and selective prediction on the evaluation split."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from bpcbench import figures, metrics
 from bpcbench.api import Evaluator, option
-from bpcbench.records import Arrays, Given, Predictions, Scores, SplitRef
+from bpcbench.records import Array, Arrays, Facts, Given, Predictions, Scores, SplitRef
+
+_HELD_OUT = SplitRef("validation", optional=True)
+_COVERAGES = (80, 90)
+_POINTS = 200
 
 
 @dataclass(frozen=True)
 class Classification(Evaluator):
     """How right and how honest predictions of the cell's own evaluation split are.
 
-    Metrics: `acc`, `nll`, `brier` and `ece` of the predictive, and for inferences that sample `member_nll`, the mean
-    NLL of a single member, which by Jensen's inequality is at least `nll`. Arrays: those of the reliability diagram.
+    Metrics: `acc`, `nll`, `brier` and `ece` of the predictive; `aurc` and `acc_at_80`, `acc_at_90` of predicting only
+    where it is surest; for inferences that sample `member_nll`, the mean NLL of a single member, which by Jensen's
+    inequality is at least `nll`. Arrays: those of the reliability diagram and of the risk-coverage curve.
+
+    With `temperature`, also `nll_ts`, the NLL after dividing all log-probabilities by one `temperature`, fitted on the
+    validation part of the training data; there is none while settings are chosen, since that part is then what is
+    evaluated. With `legacy`, for inferences that sample, also `nll_batch128`, as reference code computes it.
     """
 
     name: ClassVar[str] = "classification"
+    version: ClassVar[int] = 2
 
     bins: int = option(15, "number of equally wide confidence bins of ECE and of the reliability diagram")
+    temperature: bool = option(False, "also the NLL at a temperature fitted on the validation part", absent=False)
+    legacy: bool = option(False, "also the batch-wise NLL of the reference code", absent=False)
+
+    def splits(self, facts: Facts) -> Sequence[SplitRef]:
+        """Return the evaluation split, and the one to fit the temperature on."""
+        return (SplitRef(), _HELD_OUT) if self.temperature else (SplitRef(),)
 
     def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
-        """Return the metrics of the only split asked for."""
-        predicted = predictions[SplitRef()]
-        log_probs, labels = predicted.log_probs, predicted.labels
-        if labels is None:
-            raise ValueError("classification needs a split with labels")
+        """Return the metrics of the evaluation split."""
+        predicted, held_out = predictions[SplitRef()], predictions.get(_HELD_OUT)
+        log_probs, labels = predicted.log_probs, _labels(predicted)
         values = {
             "acc": metrics.accuracy(log_probs, labels),
             "nll": metrics.nll(log_probs, labels),
             "brier": metrics.brier(log_probs, labels),
             "ece": metrics.ece(log_probs, labels, self.bins),
+            "aurc": metrics.aurc(log_probs, labels),
+            **{f"acc_at_{c}": metrics.accuracy_at_coverage(log_probs, labels, c) for c in _COVERAGES},
         }
+        if held_out is not None:
+            values["temperature"] = metrics.temperature(held_out.log_probs, _labels(held_out))
+            values["nll_ts"] = metrics.nll(metrics.temper(log_probs, values["temperature"]), labels)
         if predicted.member_log_likelihood is not None:
             values["member_nll"] = metrics.member_nll(predicted.member_log_likelihood)
-        return Scores(values, metrics.reliability(log_probs, labels, self.bins))
+            if self.legacy:
+                values["nll_batch128"] = metrics.batch_nll(predicted.member_log_likelihood)
+        coverage, risk = metrics.selective_risk(log_probs, labels)
+        shown = np.unique(np.linspace(0, len(risk) - 1, min(len(risk), _POINTS)).astype(np.int64))
+        arrays = {**metrics.reliability(log_probs, labels, self.bins), "coverage": coverage[shown], "risk": risk[shown]}
+        return Scores(values, arrays)
 
     def metrics(self) -> tuple[str, ...]:
-        return ("acc", "nll", "brier", "ece", "member_nll")
+        always = ("acc", "nll", "brier", "ece", "aurc", *(f"acc_at_{c}" for c in _COVERAGES), "member_nll")
+        fitted = ("nll_ts", "temperature") if self.temperature else ()
+        return (*always, *fitted, *(("nll_batch128",) if self.legacy else ()))
 
     def higher_is_better(self, metric: str) -> bool | None:
         """Return the direction that `bpcbench.metrics` gives."""
         return metrics.HIGHER_IS_BETTER.get(metric)
 
     def figures(self, arrays: Arrays) -> Mapping[str, bytes]:
-        """Return the reliability diagram."""
-        return {"reliability": figures.reliability_diagram(arrays)}
+        """Return the reliability diagram and the risk-coverage curve."""
+        coverage, risk = arrays["coverage"].tolist(), arrays["risk"].tolist()
+        series = {"surest first": (coverage, risk), "in any order": (coverage, [risk[-1]] * len(risk))}
+        return {
+            "reliability": figures.reliability_diagram(arrays),
+            "risk_coverage": figures.curves(series, "coverage", "error rate", markers=False),
+        }
+
+
+def _labels(predictions: Predictions) -> Array:
+    if predictions.labels is None:
+        raise ValueError("classification needs a split with labels")
+    return predictions.labels

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bpcbench.records import Data, Transform
+from bpcbench.records import Array, Data, Transform
 
 RESIDENT_BYTES = 4_000_000_000
 """Larger data, as preprocessed float32, stay a memory map of uint8 and are preprocessed batch by batch."""
@@ -40,14 +41,21 @@ class Batches:
         self.resident: Tensor | None = None
         if 4 * self.images.size <= resident_bytes:
             self.resident = torch.as_tensor(transform.apply(self.images), device=device)
+        else:
+            _expect_random_reads(self.images)
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Return the next batch."""
+    def rows(self) -> Tensor:
+        """Return the numbers of the next images."""
         if self.position + self.size > len(self.order):
             self.order = torch.randperm(len(self.order), generator=self.generator)
             self.position = 0
         rows = self.order[self.position : self.position + self.size]
         self.position += self.size
+        return rows
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch."""
+        rows = self.rows()
         there = rows.to(self.device, non_blocking=True)
         if self.resident is not None:
             return self.resident.index_select(0, there), self.labels.index_select(0, there)
@@ -65,3 +73,12 @@ class Batches:
         self.order = state["order"]
         self.position = int(state["position"])
         self.generator.set_state(state["generator"])
+
+
+def _expect_random_reads(images: Array) -> None:
+    """Keep the kernel from reading ahead around every row of a memory map: megabytes, perhaps, for a few kilobytes."""
+    base: Any = images
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        base.madvise(mmap.MADV_RANDOM)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from bpcbench.api import Context
 from bpcbench.records import Array, Coreset, Data, Given, Recipe
 from bpcbench.sampling import per_class
+from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import Batches
+from bpcbench_torch.computation import Compiled, Computation
 from bpcbench_torch.lamb import Lamb
 from bpcbench_torch.pool import Pool
 from bpcbench_torch.pool_method import PoolMethod
@@ -36,6 +38,7 @@ def cosine(step: int, total: int, final: float) -> float:
     return final + (1.0 - final) * (0.5 + 0.5 * math.cos(math.pi * step / total))
 
 
+@freed_memory_kept()
 def distil(
     method: PoolMethod, data: Data, ipc: int, given: Given, ctx: Context, *, source: Data | None = None
 ) -> Coreset:
@@ -67,7 +70,9 @@ def distil(
     # Of its own, on the CPU: which operation is drawn decides what is launched, and must not wait for the device.
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
     augment = partial(strategy(method.augmentation_used(), data.facts.shape[0]), generator=generator, chooser=chooser)
-    features = _Features(method, ctx)
+    compute = Computation(method, len(data.train), ctx)
+    if method.compile:
+        compute = Compiled(method, len(data.train), ctx, pool.models[0])
 
     def coreset() -> Coreset:
         return Coreset(
@@ -91,10 +96,9 @@ def distil(
     for step in ctx.steps(method.steps, state=state, snapshot=coreset):
         model = pool.draw()
         real, labels = batches.next()
-        phi_real = features.constant(model, augment(real))
+        features = compute.constant(model, augment(real))
         rows, row_targets = method.rows(images, targets)
-        phi = features(model, augment(rows))
-        values = method.outer(phi, row_targets, phi_real, labels, data)
+        values = compute.outer(model, augment(rows), row_targets, features, labels)
         factor = cosine(step, method.steps, method.final_lr)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
@@ -102,7 +106,7 @@ def distil(
         for tensor, gradient in zip(learned, torch.autograd.grad(values["loss"], learned), strict=True):
             tensor.grad = gradient
         optimizer.step()
-        pool.update(lambda model: _pool_loss(method, model, images, targets, augment, generator))
+        pool.update(lambda model: _pool_loss(compute, model, images, targets, augment, generator))
         ctx.log(**values)
     return coreset()
 
@@ -115,51 +119,16 @@ def _optimizer(method: PoolMethod, images: Tensor, targets: Tensor) -> torch.opt
 
 
 def _pool_loss(
-    method: PoolMethod,
+    compute: Computation,
     model: nn.Module,
     images: Tensor,
     targets: Tensor,
     augment: Callable[[Tensor], Tensor],
     generator: torch.Generator,
 ) -> Tensor:
+    method = compute.method
     x, y = images.detach(), targets.detach()
     if len(x) > method.pool_rows:
         rows = torch.randperm(len(x), generator=generator, device=x.device)[: method.pool_rows]
         x, y = x[rows], y[rows]
-    return method.pool_loss(model, augment(x) if method.augment_pool else x, y)
-
-
-class _Features:
-    """Features of a network without touching its running statistics."""
-
-    def __init__(self, method: PoolMethod, ctx: Context) -> None:
-        self.batch = method.statistics == "batch"
-        self.device = ctx.device
-        self.bf16 = ctx.precision == "bf16"
-
-    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        if not self.batch:
-            return model.features(images)  # type: ignore[operator]
-        buffers = {name: value.clone() for name, value in model.named_buffers()}
-        model.train()
-        phi: Tensor = torch.func.functional_call(_Body(model), {f"model.{k}": v for k, v in buffers.items()}, (images,))
-        model.eval()
-        return phi
-
-    @torch.no_grad()
-    def constant(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return features that are not differentiated; `bf16` computes them under autocast."""
-        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.bf16):
-            return self(model, images).float()
-
-
-class _Body(nn.Module):
-    """A network seen from its features."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the features."""
-        return self.model.features(images)  # type: ignore[operator]
+    return compute.pool_loss(model, augment(x) if method.augment_pool else x, y)

@@ -54,6 +54,19 @@ class ConvNetwork(Network):
             return f"{rows}x{columns} images are too small for the {depth} poolings of {self.name}"
         return None
 
+    def parameters(self, shape: tuple[int, int, int], classes: int) -> int:
+        """Count the convolutions, the head, and a scale and a shift per normalised channel."""
+        depth, channels = self.blocks(shape), shape[0]
+        filters = [self.width * self.growth**block for block in range(depth)]
+        inputs = [channels, *filters[:-1]]
+        normed = inputs[1:] if self.order == "norm-first" else filters
+        sides = [(32 if shape[1:] == (28, 28) else side) >> depth for side in shape[1:]]
+        return (
+            sum((9 * before + 1) * after for before, after in zip(inputs, filters, strict=True))
+            + (0 if self.norm == "nn" else 2 * sum(normed))
+            + (filters[-1] * math.prod(sides) + 1) * classes
+        )
+
     def build(self, shape: tuple[int, int, int], classes: int, seed: int) -> ConvNet:
         """Return a ConvNet on the CPU, in training mode; its weights are a function of `seed` and the options."""
         import torch

@@ -7,6 +7,7 @@ from bpcbench.api import Inference, Network, Prerequisite
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
 from bpcbench_torch.preprocessing import Standardize
+from bpcbench_torch.samplers import HMCInference, SGHMCInference
 from bpcbench_torch.zca import ZCA
 
 BPCBENCH_API = 1
@@ -27,4 +28,4 @@ def bpcbench_prerequisites() -> list[type[Prerequisite]]:
 @hookimpl
 def bpcbench_inferences() -> list[type[Inference]]:
     """Return the inferences of this distribution."""
-    return [NetworkInference, Ensemble]
+    return [NetworkInference, Ensemble, SGHMCInference, HMCInference]

@@ -6,6 +6,7 @@ Torch is imported when something is distilled.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,7 +15,7 @@ from bpcbench.records import Convention, Coreset, Data, Facts, Given
 from bpcbench_torch.strategy import strategy
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class PoolMethod(Method):
     augmentation: str = option("paper", "strategy (bpcbench_torch.augmentation); paper: by the number of channels")
     augment_pool: bool = option(True, "augment the coreset in the pool updates too")
     statistics: Literal["running", "batch"] = option("running", "BatchNorm statistics when features are computed")
+    compile: bool = option(False, "compile the step with torch.compile; results differ in the last bits", absent=False)
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
@@ -80,8 +82,11 @@ class PoolMethod(Method):
         return images, targets
 
     @abc.abstractmethod
-    def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, data: Data) -> dict[str, Tensor]:
-        """Return `loss`, and what else is logged, of synthetic features and targets against a real batch."""
+    def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> dict[str, Tensor]:
+        """Return `loss`, and what else is logged, of synthetic features and targets against a real batch.
+
+        `n` is the number of real images in all.
+        """
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
         """Return the last iterate."""
@@ -89,6 +94,6 @@ class PoolMethod(Method):
 
         return distil(self, data, ipc, given, ctx)
 
-    def pool_loss(self, model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
+    def pool_loss(self, model: Callable[[Tensor], Tensor], images: Tensor, targets: Tensor) -> Tensor:
         """Return the Gaussian loss of a pool update, 0.5 * mean ||f(x) - y||^2."""
         return 0.5 * (model(images) - targets).square().sum(1).mean()

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import option
-from bpcbench.records import Data, Facts, Native, Ref
+from bpcbench.records import Facts, Native, Ref
 from bpcbench_torch.pool_method import PoolMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_MATRICES = 10
+"""How many matrices of float32 the loss and its gradient hold at a time, as measured."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class VBPC(PoolMethod):
     noise: bool = option(True, "keep noise among the augmentations")
     naive: bool = option(False, "compute with the h x h covariance: the paper's ablation, for tests and timing")
     evaluation_steps: int = option(100, "T': Adam steps of the native inference before the closed form")
+    memory: float = option(16.0, "GB: cells whose posterior needs more are skipped", key=False)
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
@@ -49,8 +53,28 @@ class VBPC(PoolMethod):
         for name in ("rho", "gamma"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not self.memory > 0:
+            raise ValueError(f"memory must be above 0, got {self.memory}")
         if self.beta_d < 0 or (self.beta_s is not None and self.beta_s <= 0):
             raise ValueError("beta_d must not be negative, and beta_s must be above 0")
+
+    def skip(self, facts: Facts, ipc: int) -> str | None:
+        """Return a reason also if neither the n^ x n^ nor the h x h matrices of the posterior fit in `memory`."""
+        if reason := super().skip(facts, ipc):
+            return reason
+        rows, width = ipc * facts.classes, self._width(facts)
+        if width is None:
+            return None
+        needed = _MATRICES * 4 * (width if self.naive else min(rows, width)) ** 2 / 1e9
+        if needed <= self.memory:
+            return None
+        what = f"{width} x {width}" if self.naive else f"{rows} x {rows} (images) or {width} x {width} (features)"
+        return f"the posterior's matrices, {what}, need about {needed:.1f} GB, and `memory` is {self.memory:g} GB"
+
+    def _width(self, facts: Facts) -> int | None:
+        """Return h: the weights and the bias that the network has more for one class more; None if it does not say."""
+        one, two = (self.network.parameters(facts.shape, classes) for classes in (1, 2))
+        return None if one is None or two is None else two - one - 1
 
     def native(self, facts: Facts, ipc: int) -> Native:
         """The variational inference of the paper, with the network of the pool."""
@@ -68,7 +92,7 @@ class VBPC(PoolMethod):
         beta_s = float(rows) if self.beta_s is None else self.beta_s
         return {"rho": self.rho, "gamma": self.gamma, "beta_s": beta_s}
 
-    def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, data: Data) -> dict[str, Tensor]:
+    def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> dict[str, Tensor]:
         """Return the loss, its cross-entropy and the KL."""
         from bpcbench_vbpc import naive, posterior
         from bpcbench_vbpc.likelihood import mean_field_log_probs, outer_loss
@@ -78,5 +102,5 @@ class VBPC(PoolMethod):
         mean, variance = q.predict(real)
         kl = q.kl()
         log_probs = mean_field_log_probs(mean, variance, factor=self.variance_factor)
-        loss = outer_loss(log_probs, labels, kl, self.beta_d, n=len(data.train), form=self.form)
+        loss = outer_loss(log_probs, labels, kl, self.beta_d, n=n, form=self.form)
         return {"loss": loss, "kl": kl.detach(), "variance": variance.mean().detach()}

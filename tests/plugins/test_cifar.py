@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import timeit
@@ -15,8 +16,9 @@ import pytest
 from bpcbench.errors import MissingData, UserError
 from bpcbench.records import Array
 from bpcbench.testing import DatasetConformance
-from bpcbench_data import cifar
-from bpcbench_data.cifar import CIFAR10, read_pickle
+from bpcbench_data import pickles
+from bpcbench_data.cifar import CIFAR10, CIFAR100
+from bpcbench_data.pickles import count_rows, read_pickle
 
 COUNT = 10
 NAMES = [f"class {number}" for number in range(10)]
@@ -35,7 +37,7 @@ def python2(images: Array, labels: list[int]) -> bytes:
         return b"U" + bytes([len(word)]) + word
 
     def number(value: int) -> bytes:
-        return b"J" + value.to_bytes(4, "little")
+        return b"J" + value.to_bytes(4, "little", signed=True)
 
     raw = images.tobytes()
     array = (
@@ -130,11 +132,13 @@ def test_a_malicious_pickle_runs_nothing(tmp_path: Path, name: str, protocol: in
     ):
         for content in (bad, {"data": bad, "labels": [], "num_cases_per_batch": bad}):
             (folder / name).write_bytes(pickle.dumps(content, protocol))
-            with pytest.raises(UserError, match="which no CIFAR file needs") as caught:
-                CIFAR10().load(tmp_path, "test")
+            with pytest.raises(UserError, match="which no data file needs") as caught:
+                read_pickle(folder / name)
             assert name in str(caught.value)
+            with pytest.raises(UserError, match=name):
+                CIFAR10().load(tmp_path, "test")
     assert not sign.exists()
-    assert not list(tmp_path.glob(".bpcbench/*/*"))
+    assert not [*tmp_path.rglob("*.npy"), *tmp_path.rglob("tmp-*")]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_stand_ins_cannot_be_changed_by_a_pickle(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x02cnumpy\nndarray\nN}U\x05arrayK\x01s\x86b.")
     with pytest.raises(UserError):
         read_pickle(path)
-    assert cifar._Bytes.array is None
+    assert pickles._Bytes.array is None
 
 
 @pytest.mark.parametrize(
@@ -174,14 +178,13 @@ def test_stand_ins_cannot_be_changed_by_a_pickle(tmp_path: Path) -> None:
         (lambda good: good[: len(good) // 2], "cannot be read"),
         (lambda good: b"", "cannot be read"),
         (lambda good: b"<html>", "cannot be read"),
-        (lambda good: pickle.dumps([1, 2], 3), "holds a list"),
-        (lambda good: pickle.dumps({"labels": [1] * COUNT}, 3), "`data` is not"),
-        (lambda good: python2(made(0)[0][:, :-1], made(0)[1]), "`data` is not"),
-        (lambda good: pickle.dumps({"data": np.zeros((COUNT, 3072)), "labels": [1] * COUNT}, 3), "not of unsigned"),
-        (lambda good: pickle.dumps({"data": np.array([[{}]]), "labels": [1]}, 3), "not of unsigned"),
+        (lambda good: pickle.dumps([made(0)[0]], 3), "holds a list"),
+        (lambda good: pickle.dumps({"labels": [1] * COUNT}, 3), "no array with rows of 3072"),
+        (lambda good: python2(made(0)[0][:, :-1], made(0)[1]), "no array with rows of 3072"),
+        (lambda good: pickle.dumps({"data": np.zeros((COUNT, 3072)), "labels": [1] * COUNT}, 3), "unsigned bytes"),
+        (lambda good: python2(made(0)[0], [-1] * COUNT), "below 10"),
         (lambda good: python2(made(0)[0], [10] * COUNT), "below 10"),
         (lambda good: python2(made(0)[0], [1] * (COUNT - 1)), "9 labels"),
-        (lambda good: python2(made(0)[0][1:], [1] * (COUNT - 1)), "49 images and should hold 50"),
     ],
 )
 def test_wrong_files_are_an_error_and_nothing_is_written(
@@ -191,16 +194,113 @@ def test_wrong_files_are_an_error_and_nothing_is_written(
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError, match=says):
         CIFAR10().load(tmp_path, "train")
-    assert not list(tmp_path.glob(".bpcbench/*/*"))
+    assert not [*tmp_path.rglob("*.npy"), *tmp_path.rglob("tmp-*")]
 
 
-@pytest.mark.parametrize(
-    "meta", [{}, {"num_cases_per_batch": 10**9, "label_names": NAMES}, {"num_cases_per_batch": 1, "label_names": ["x"]}]
-)
+@pytest.mark.parametrize("meta", [{}, {"label_names": ["x"]}, {"label_names": 10}])
 def test_a_wrong_meta_file_is_an_error(tmp_path: Path, meta: dict[str, object]) -> None:
     (place(tmp_path) / "batches.meta").write_bytes(pickle.dumps(meta, 3))
     with pytest.raises(UserError, match=r"batches\.meta"):
         CIFAR10().facts(tmp_path)
+
+
+@pytest.mark.parametrize("protocol", range(5))
+@pytest.mark.parametrize("first", ["data", "labels"])
+def test_rows_are_counted_without_reading_them(tmp_path: Path, protocol: int, first: str) -> None:
+    content: dict[str, Any] = {"data": np.zeros((7, 3072), np.uint8), "labels": [5, 3072] * 2000, "pair": (1, 2)}
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({first: content[first], **content}, protocol))
+    assert count_rows(path, 3072) == 7
+    if protocol > 2 and first == "data":
+        path.write_bytes(path.read_bytes()[:200])
+        assert count_rows(path, 3072) == 7
+
+
+@pytest.mark.timeout(60)
+def test_counting_is_linear_in_the_labels_that_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({"labels": [1] * 100_000, "data": np.zeros((2, 3072), np.uint8)}, 3))
+    assert count_rows(path, 3072) == 2
+
+
+def test_arrays_of_other_numbers_are_left_out_and_objects_refused(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({"mean": np.zeros(3), "data": np.ones((1, 2), np.uint8)}, 3))
+    content = read_pickle(path)
+    assert content["mean"] is None
+    assert content["data"].tolist() == [[1, 1]]
+    path.write_bytes(pickle.dumps({"data": np.array([{}])}, 3))
+    with pytest.raises(UserError, match="not of numbers"):
+        read_pickle(path)
+
+
+def place100(root: Path, counts: tuple[int, int] = (200, 100)) -> Path:
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    for seed, (name, count) in enumerate(zip(("train", "test"), counts, strict=True)):
+        images = np.random.default_rng(seed).integers(0, 256, (count, 3072), np.uint8)
+        fine = [(7 * row) % 100 for row in range(count)]
+        content = {b"filenames": [], b"fine_labels": fine, b"coarse_labels": [0] * count, b"data": images}
+        (folder / name).write_bytes(pickle.dumps(content, 3))
+    names = [f"fine {number}".encode() for number in range(100)]
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": names, b"coarse_label_names": [b"x"] * 20}, 3))
+    return folder
+
+
+@pytest.fixture
+def placed100(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    place100(tmp_path)
+    request.cls.root = tmp_path
+
+
+@pytest.mark.usefixtures("placed100")
+class TestCIFAR100(DatasetConformance):
+    plugin = CIFAR100()
+
+
+def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
+    folder = place100(tmp_path)
+    facts = CIFAR100().facts(tmp_path)
+    assert facts.sizes == {"train": 200, "test": 100}
+    assert facts.class_names[99] == "fine 99"
+    assert facts.notes == ("subset",)
+    assert str(folder / "train") in CIFAR100().differs(tmp_path)
+    split = CIFAR100().load(tmp_path, "test")
+    expected = np.random.default_rng(1).integers(0, 256, (100, 3072), np.uint8).reshape(-1, 3, 32, 32)
+    np.testing.assert_array_equal(split.images, expected)
+    assert split.labels is not None
+    assert split.labels.tolist() == [(7 * row) % 100 for row in range(100)]
+
+
+def test_one_changed_byte_is_noticed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = place(tmp_path)
+    sums = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in CIFAR10.sums}
+    monkeypatch.setattr(CIFAR10, "sums", sums)
+    assert CIFAR10().facts(tmp_path).notes == ()
+    assert CIFAR10().differs(tmp_path) == ""
+    before = CIFAR10().fingerprint(tmp_path, "train")
+    whole = bytearray((folder / "data_batch_3").read_bytes())
+    whole[-100] ^= 1
+    (folder / "data_batch_3").write_bytes(bytes(whole))
+    assert CIFAR10().facts(tmp_path).notes == ("subset",)
+    assert str(folder / "data_batch_3") in CIFAR10().differs(tmp_path)
+    assert "data_batch_2" not in CIFAR10().differs(tmp_path)
+    assert CIFAR10().fingerprint(tmp_path, "train") != before
+
+
+@pytest.mark.parametrize("dataset", [CIFAR10, CIFAR100])
+def test_checksums_are_those_of_torchvision(dataset: type[CIFAR10] | type[CIFAR100]) -> None:
+    from bpcbench_torch.torchvision_compat import import_torchvision
+
+    import_torchvision()
+    from torchvision import datasets
+
+    theirs = getattr(datasets, dataset.__name__)
+    listed = dict([*theirs.train_list, *theirs.test_list])
+    assert dataset.sums == {**listed, theirs.meta["filename"]: theirs.meta["md5"]}
+    assert [(one.url, one.md5, one.path) for one in dataset.downloads] == [
+        (theirs.url, theirs.tgz_md5, theirs.base_folder)
+    ]
 
 
 def test_real_data_are_what_torchvision_reads_and_load_at_once() -> None:

@@ -14,6 +14,7 @@ from bpcbench_evaluators.classification import Classification
 
 MEMBERS = np.log(np.array([[[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]], [[0.5, 0.5], [0.1, 0.9], [0.4, 0.6]]]))
 LABELS = np.array([0, 1, 0])
+ALWAYS = {"acc", "nll", "brier", "ece", "aurc", "acc_at_80", "acc_at_90"}
 FACTS = Facts(shape=(1, 8, 8), classes=2, sizes={"train": 10, "test": 3})
 
 
@@ -23,8 +24,8 @@ def nothing_given() -> Given:
     return Given(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
 
 
-def scored(given: Given, sampled: bool = True, bins: int = 15) -> Scores:
-    evaluator = Classification(bins=bins)
+def scored(given: Given, sampled: bool = True, bins: int = 15, legacy: bool = False) -> Scores:
+    evaluator = Classification(bins=bins, legacy=legacy)
     (split,) = evaluator.splits(FACTS)
     predictions = Predictions(
         log_probs=metrics.log_mean_exp(MEMBERS).astype(np.float32),
@@ -41,22 +42,69 @@ def test_metrics_by_hand(nothing_given: Given) -> None:
     assert result["brier"] == pytest.approx((2 * 0.09 + 2 * 0.09 + 2 * 0.49) / 3)
     assert result["ece"] == pytest.approx(0.7 - 2 / 3)
     assert result["member_nll"] == pytest.approx(-np.log(0.9 * 0.5 * 0.2 * 0.5 * 0.9 * 0.4) / 6)
-    assert set(result) == {"acc", "nll", "brier", "ece", "member_nll"}
+    # Surest first, though all are equally sure: two of three are right, in any order.
+    assert result["aurc"] == pytest.approx(1 / 3)
+    assert result["acc_at_80"] == result["acc_at_90"] == pytest.approx(2 / 3)
+    assert set(result) == {*ALWAYS, "member_nll"}
 
 
-def test_an_inference_without_members_has_no_member_nll(nothing_given: Given) -> None:
-    assert set(scored(nothing_given, sampled=False).metrics) == {"acc", "nll", "brier", "ece"}
+def test_an_inference_without_members_has_nothing_of_members(nothing_given: Given) -> None:
+    assert set(scored(nothing_given, sampled=False, legacy=True).metrics) == ALWAYS
+
+
+def test_the_legacy_nll_is_there_when_asked_for(nothing_given: Given) -> None:
+    result = scored(nothing_given, legacy=True).metrics
+    means = [np.log(0.9 * 0.5 * 0.2) / 3, np.log(0.5 * 0.9 * 0.4) / 3]
+    assert result["nll_batch128"] == pytest.approx(-np.log(np.mean(np.exp(means))))
+    assert result["nll"] < result["nll_batch128"] < result["member_nll"]
+    assert "nll_batch128" not in Classification().metrics()
+    assert "nll_batch128" in Classification(legacy=True).metrics()
+
+
+def test_the_temperature_is_fitted_on_held_out_data(nothing_given: Given) -> None:
+    rng = np.random.default_rng(0)
+
+    def overconfident(n: int) -> Predictions:
+        logits = rng.normal(0, 1, (n, 3))
+        labels = np.array([rng.choice(3, p=np.exp(row) / np.exp(row).sum()) for row in logits])
+        return Predictions(5 * logits - np.logaddexp.reduce(5 * logits, axis=1, keepdims=True), labels)
+
+    evaluator = Classification(temperature=True)
+    test, held_out = evaluator.splits(FACTS)
+    assert (test, held_out) == (SplitRef(), SplitRef("validation"))
+    assert held_out.optional
+    predictions = {test: overconfident(300), held_out: overconfident(2000)}
+    result = evaluator.score(predictions, nothing_given).metrics
+    plain = Classification().score({test: predictions[test]}, nothing_given).metrics
+    assert result["temperature"] == pytest.approx(5, rel=0.15)
+    assert result["nll_ts"] < 0.7 * result["nll"]
+    assert {name: result[name] for name in plain} == plain
+    # It depends on the held-out labels and not on those of the evaluation split.
+    other = Predictions(predictions[test].log_probs, (predictions[test].labels + 1) % 3)
+    again = evaluator.score({**predictions, test: other}, nothing_given).metrics
+    assert again["temperature"] == result["temperature"]
+    assert (
+        set(result) - set(plain)
+        == {"temperature", "nll_ts"}
+        == set(evaluator.metrics()) - set(Classification().metrics())
+    )
+
+
+def test_without_held_out_predictions_there_is_no_temperature(nothing_given: Given) -> None:
+    predictions = Predictions(log_probs=np.log(np.full((2, 2), 0.5)), labels=np.array([0, 1]))
+    result = Classification(temperature=True).score({SplitRef(): predictions}, nothing_given).metrics
+    assert set(result) == ALWAYS
 
 
 def test_arrays_follow_the_bins_and_become_a_figure(nothing_given: Given) -> None:
     result = scored(nothing_given, bins=4)
     assert {name: array.shape for name, array in result.arrays.items()} == {
-        "edges": (5,), "confidence": (4,), "accuracy": (4,), "count": (4,)
+        "edges": (5,), "confidence": (4,), "accuracy": (4,), "count": (4,), "coverage": (3,), "risk": (3,)
     }  # fmt: skip
     assert result.arrays["count"].tolist() == [0, 0, 3, 0]
     figures = Classification().figures(result.arrays)
-    assert list(figures) == ["reliability"]
-    assert Image.open(io.BytesIO(figures["reliability"])).format == "PNG"
+    assert list(figures) == ["reliability", "risk_coverage"]
+    assert all(Image.open(io.BytesIO(png)).format == "PNG" for png in figures.values())
 
 
 def test_ece_uses_the_bins(nothing_given: Given) -> None:
@@ -73,12 +121,14 @@ def test_a_split_without_labels_is_refused(nothing_given: Given) -> None:
 
 
 def test_every_metric_has_a_direction(nothing_given: Given) -> None:
-    directions = {name: Classification().higher_is_better(name) for name in scored(nothing_given).metrics}
-    assert directions == {"acc": True, "nll": False, "brier": False, "ece": False, "member_nll": False}
-    assert Classification().higher_is_better("edges") is None
+    directions = {name: Classification().higher_is_better(name) for name in scored(nothing_given, legacy=True).metrics}
+    assert {name for name, higher in directions.items() if higher} == {"acc", "acc_at_80", "acc_at_90"}
+    assert None not in directions.values()
+    assert Classification().higher_is_better("nll_ts") is False
+    assert Classification().higher_is_better("temperature") is None
 
 
 def test_it_is_its_own_configuration() -> None:
-    assert (Classification.name, Classification.version, Classification().bins) == ("classification", 1, 15)
+    assert (Classification.name, Classification.version, Classification().bins) == ("classification", 2, 15)
     with pytest.raises(AttributeError):
         Classification().bins = 3  # type: ignore[misc]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
+import sys
+import time
 import timeit
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from bpcbench.api import option
 from bpcbench.errors import UserError
 from bpcbench.records import Facts
 from bpcbench.testing import DatasetConformance
+from bpcbench_data import bar as progress
 from bpcbench_data import converted
 from bpcbench_data.converted import Chunk, ConvertedDataset
 
@@ -169,7 +174,7 @@ def test_a_full_disk_leaves_nothing_behind(root: Path, tmp_path: Path, monkeypat
     def full(stream: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(converted, "_sync", full)
+    monkeypatch.setattr(converted, "sync", full)
     with pytest.raises(UserError, match="No space left"):
         Plain().load(root, "train")
     assert not [*root.rglob("*.npy"), *(tmp_path / "cache").rglob("*.npy")]
@@ -193,6 +198,93 @@ def test_processes_may_race(root: Path) -> None:
         assert len(set(pool.map(_fingerprint, [root] * 16, chunksize=1))) == 1
     assert folder(root).is_dir()
     assert not list((root / ".bpcbench" / "plain").glob("tmp-*"))
+
+
+@dataclass(frozen=True)
+class Cropped(Plain):
+    """With an option that changes what is converted."""
+
+    name: ClassVar[str] = "cropped"
+    shade: int = option(0, "added to every pixel")
+
+    def chunks(self, root: Path, split: str) -> Iterator[Chunk]:
+        for images, labels in super().chunks(root, split):
+            yield images + np.uint8(self.shade), labels
+
+
+def test_every_setting_of_the_options_has_its_conversion(root: Path) -> None:
+    dark, light = Cropped(), Cropped(shade=3)
+    np.testing.assert_array_equal(dark.load(root, "train").images + np.uint8(3), light.load(root, "train").images)
+    assert dark.fingerprint(root, "train") != light.fingerprint(root, "train")
+    dark.load(root, "train")
+    assert Plain.reads == ["train", "train"]
+
+
+@dataclass(frozen=True)
+class Published(Plain):
+    """With MD5 sums of its files."""
+
+    name: ClassVar[str] = "published"
+    asked: ClassVar[list[str]] = []
+
+    def official(self, root: Path) -> dict[Path, tuple[str, ...]]:
+        return {root / split: (hashlib.md5(content(size)).hexdigest(), "another") for split, size in SIZES.items()}
+
+    def _wrong(self, files: Mapping[Path, Collection[str]]) -> list[str]:
+        self.asked.append("md5")
+        return super()._wrong(files)
+
+
+def test_checksums_are_computed_once_for_each_state_of_the_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Published, "asked", [])
+    for _ in range(2):
+        assert Published().differs(root) == ""
+        assert Published().notes(root) == ()
+    assert Published.asked == ["md5"]
+    (root / "test").write_bytes(content(4, seed=1))
+    assert Published().notes(root) == ("subset",)
+    assert str(root / "test") in Published().differs(root)
+    assert str(root / "train") not in Published().differs(root)
+    assert Published.asked == ["md5", "md5"]
+    assert len(list((root / ".bpcbench" / "published").glob("checksums-*.json"))) == 1
+    moved = root.rename(root.parent / "moved")
+    assert str(moved / "test") in Published().differs(moved)
+    assert Published.asked == ["md5", "md5"]
+
+
+def test_what_cannot_be_kept_is_found_out_every_time(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Published, "asked", [])
+    (root / ".bpcbench").write_text("")
+    (tmp_path / "cache").write_text("")
+    assert [Published().differs(root) for _ in range(2)] == ["", ""]
+    assert len(Published.asked) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"found": '])
+def test_a_damaged_record_is_made_anew(root: Path, damage: bytes) -> None:
+    assert Published().differs(root) == ""
+    (record,) = (root / ".bpcbench" / "published").glob("checksums-*.json")
+    record.write_bytes(damage)
+    assert Published().differs(root) == ""
+    assert record.read_bytes() != damage
+
+
+def test_a_bar_is_shown_on_a_terminal_and_in_a_log_only_if_it_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress.bar(3, "quick", "image") as step:
+        step(3)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    with progress.bar(3, "slow", "image") as step:
+        time.sleep(0.1)
+        step(3)
+    assert "slow" in capsys.readouterr().err
+    monkeypatch.setattr(progress, "PATIENCE", 99.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress.bar(3, "watched", "image") as step:
+        step(3)
+    assert "watched" in capsys.readouterr().err
 
 
 def test_an_unknown_split_is_refused_with_a_suggestion(root: Path) -> None:

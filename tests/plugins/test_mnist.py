@@ -78,7 +78,7 @@ def test_facts_come_from_headers_and_note_a_subset(tmp_path: Path, zipped: bool)
     assert facts.sizes == SMALL
     assert facts.notes == ("subset",)
     assert facts.class_names == tuple("0123456789")
-    assert not (tmp_path / ".bpcbench").exists()
+    assert not list(tmp_path.rglob("*.npy"))
 
 
 def test_plain_and_zipped_files_have_one_fingerprint(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_wrong_files_are_an_error_and_nothing_is_written(tmp_path: Path, name: s
     with pytest.raises(UserError, match=says) as caught:
         MNIST().load(tmp_path, "train")
     assert name in str(caught.value)
-    assert not list(tmp_path.glob(".bpcbench/*/*"))
+    assert not [*tmp_path.rglob("*.npy"), *tmp_path.rglob("tmp-*")]
 
 
 @pytest.mark.parametrize("damage", ["cut", "checksum", "text", "bomb"])
@@ -151,6 +151,30 @@ MNIST().load(Path({str(tmp_path)!r}), "train")
 assert not {{"torch", "torchvision", "sklearn"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("dataset", CLASSES)
+def test_checksums_are_those_of_torchvision(dataset: type[IdxDataset]) -> None:
+    from bpcbench_torch.torchvision_compat import import_torchvision
+
+    import_torchvision()
+    from torchvision import datasets
+
+    theirs = dict(getattr(datasets, dataset.folder).resources)
+    assert {f"{name}.gz": sums[0] for name, sums in dataset.sums.items()} == theirs
+    assert {one.path.rpartition("/")[2]: one.md5 for one in dataset.downloads} == theirs
+    assert all(one.url.startswith(tuple(getattr(datasets, dataset.folder).mirrors)) for one in dataset.downloads)
+
+
+@pytest.mark.parametrize("dataset", CLASSES)
+def test_checksums_of_plain_files_are_those_of_what_the_official_archives_hold(dataset: type[IdxDataset]) -> None:
+    raw = real(dataset) / dataset.folder / "raw"
+    for name, (gzipped, plain) in dataset.sums.items():
+        if not (raw / f"{name}.gz").is_file():
+            pytest.skip(f"{name}.gz is not there")
+        content = (raw / f"{name}.gz").read_bytes()
+        assert hashlib.md5(content).hexdigest() == gzipped
+        assert hashlib.md5(gzip.decompress(content)).hexdigest() == plain
 
 
 def real(dataset: type[IdxDataset]) -> Path:

@@ -118,3 +118,14 @@ def test_a_method_that_ran_out_of_memory_says_so() -> None:
     record = Published("main", "mnist", 1, "", "m", "acc", None, None, ("oom", ""))
     table = build([measured("m", "mnist")], ["acc"], published=[record])
     assert (table.lines[1].cells[0].mean, table.lines[1].cells[0].summary) == ("oom", None)
+
+
+def test_detection_of_other_data_is_compared_with_its_own_table(paper: list[Published]) -> None:
+    metrics = ["svhn/auroc", "tiny_imagenet/aupr_in", "cifar100/auroc", "svhn/entropy/auroc"]
+    rows = [measured("vbpc", "cifar10", 10, metric) for metric in metrics]
+    table = build(rows, metrics, published=paper)
+    (line,) = (line for line in table.lines if line.published)
+    # The paper's text names CIFAR-100, its table does not; by which score it detects, it does not say.
+    assert [cell.mean for cell in line.cells] == ["68.50", "56.22", "—", "—"]
+    assert line.cells[0].summary is not None
+    assert line.cells[0].summary.mean == pytest.approx(0.685)

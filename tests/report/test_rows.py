@@ -23,7 +23,7 @@ def test_frame_has_a_column_per_field_and_a_line_per_row() -> None:
     frame = to_frame([row(noted=("subset", "generated")), row("mnist")])
     assert list(frame.columns) == [field.name for field in fields(Row)]
     assert frame["dataset"].tolist() == ["digits", "mnist"]
-    assert frame["notes"].tolist() == ["subset generated", ""]
+    assert frame["notes"].tolist() == ["subset; generated", ""]
     assert frame["value"].dtype == float
 
 
@@ -68,6 +68,8 @@ def test_a_spread_has_the_decimals_of_its_mean() -> None:
 def test_percent_goes_by_whole_words() -> None:
     assert percent("acc")
     assert percent("clean/ACC")
+    assert percent("svhn/entropy/aupr_in")
+    assert percent("svhn/fpr95")
     assert not percent("vaccine")
 
 
@@ -79,3 +81,8 @@ def test_notes_name_the_data_sets_that_carry_them() -> None:
 def test_a_note_of_some_rows_only_names_their_methods() -> None:
     rows = [row("mnist", "fbpc", ("reconstruction",)), row("mnist", "vbpc")]
     assert list(notes(rows)) == ["Marked reconstruction: mnist (fbpc)."]
+
+
+def test_a_note_of_several_words_speaks_for_itself() -> None:
+    rows = [row("mnist", noted=("2,000 of 10,000 test images", "svhn: generated")), row("digits")]
+    assert list(notes(rows)) == ["2,000 of 10,000 test images (mnist).", "svhn: generated (mnist)."]

@@ -189,3 +189,21 @@ def test_whatever_is_marked_best_is_finite_and_best(values: list[float], higher:
         assert not best
     else:
         assert set(best) == {max(finite) if higher else min(finite)}
+
+
+def test_a_group_has_no_column_for_what_its_evaluator_never_gives_there() -> None:
+    found = [
+        *rows("a", [0.9], dataset="mnist", metric="fashion_mnist/auroc", evaluator="ood"),
+        *rows("a", [0.8], dataset="fashion_mnist", metric="mnist/auroc", evaluator="ood"),
+        *rows("a", [0.7], dataset="mnist", metric="acc", evaluator="classification"),
+    ]
+    table = build(found, ["acc", "mnist/auroc", "fashion_mnist/auroc", "nll"])
+    columns = {group.dataset: [column.metric for column in group.columns] for group in table.groups}
+    # What classification will say of fashion_mnist is not known yet; nobody has given an nll.
+    assert columns == {"mnist": ["acc", "fashion_mnist/auroc", "nll"], "fashion_mnist": ["acc", "mnist/auroc", "nll"]}
+    means = {(group.dataset, column.metric): cell.mean for (group, column), cell in zip(
+        [(group, column) for group in table.groups for column in group.columns], table.lines[0].cells, strict=True
+    )}  # fmt: skip
+    assert means["mnist", "fashion_mnist/auroc"] == "90.0"
+    assert means["fashion_mnist", "mnist/auroc"] == "80.0"
+    assert means["fashion_mnist", "acc"] == "—"

@@ -1,0 +1,70 @@
+"""BPC-CD. Torch is imported when something is distilled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from bpcbench.api import option
+from bpcbench_bpc.method import TrajectoryMethod
+from bpcbench_bpc.trajectories import Trajectories
+
+if TYPE_CHECKING:
+    from bpcbench_bpc.problem import Estimate, Problem
+
+
+@dataclass(frozen=True)
+class Contrastive(TrajectoryMethod):
+    """BPC-CD (Tiwary et al., UAI 2024): contrastive divergence with the coreset's posterior as an energy model.
+
+    A chain of k steps on u, started at a positive sample, stands for the expectation under pi_u:
+
+        grad_u [ E(theta+; A(u)) - E(theta-; A(u)) ],   theta+ = tau_t + sigma * e,
+        theta- = k steps of theta <- theta - rate * grad E(theta; A(u)) + chain_noise * e from theta+.
+
+    Official is the image gradient of the first public version (of the later one, which does not run, it is the same
+    with another positive sample): theta+ = tau_{t+e} although the chain starts at tau_t, no noise anywhere, and every
+    step of the chain augments what the step before had augmented. That code's matching and meta terms do not reach the
+    images. `energy: logit` is what its launch script computes by passing the text False for a switch.
+    """
+
+    name: ClassVar[str] = "bpc-cd"
+
+    inner_steps: int = option(10, "k: steps of the chain")
+    inner_lr: float = option(0.01, "step size of the chain")
+    sigma: float = option(0.001, "noise of the positive sample (clean only)")
+    chain_noise: float = option(0.0, "noise of every step of the chain (clean only)")
+    energy: Literal["ce", "logit"] = option("ce", "cross-entropy, or minus the logit of the true class")
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        super().__post_init__()
+        if self.sigma < 0 or self.chain_noise < 0:
+            raise ValueError("sigma and chain_noise must not be negative")
+
+    def reach(self, plan: Trajectories) -> int:
+        """Clean looks at the start of the window only."""
+        return self.ahead if self.official else 0
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """Return the gradient above."""
+        import torch
+
+        from bpcbench_bpc.energy import slopes
+        from bpcbench_bpc.inner import descend
+        from bpcbench_bpc.problem import Estimate
+
+        start = problem.window(0)
+        positive = problem.window(self.ahead) if self.official else start
+        if not self.official and self.sigma:
+            start = positive = problem.around(start, self.sigma, 1)[0]
+        noise = 0.0 if self.official else self.chain_noise
+        (negative,) = descend(
+            problem, start, self.inner_steps, noise=noise, compounding=self.official, kind=self.energy
+        )
+        x, y = problem.augment(problem.images), problem.targets()
+        plus, above = slopes(problem.network, positive[None], x, y, self.energy)
+        minus, below = slopes(problem.network, negative[None], x, y, self.energy)
+        gradients = problem.back(x, y, tuple(a - b for a, b in zip(above, below, strict=True)))
+        moved = torch.linalg.vector_norm(negative - start)
+        return Estimate(gradients, values={"loss": plus - minus, "moved": moved})

@@ -1,0 +1,130 @@
+"""The outer loop of the methods that follow expert trajectories."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bpcbench.api import Context
+from bpcbench.records import Array, Coreset, Data, Given
+from bpcbench.sampling import per_class
+from bpcbench_bpc.method import ROLE
+from bpcbench_bpc.problem import Problem
+from bpcbench_bpc.windows import Windows
+from bpcbench_torch.batches import Batches
+from bpcbench_torch.flat import FlatNetwork
+from bpcbench_torch.strategy import strategy
+
+if TYPE_CHECKING:
+    from bpcbench_bpc.method import TrajectoryMethod
+
+
+def initial_images(init: str, data: Data, ipc: int, given: Given, seed: int) -> tuple[Array, Array]:
+    """Return the images a coreset starts from, in network space, and the class of each.
+
+    `real` are the images that all methods start from; `mix` mixes each of them with another one of its class.
+    """
+    chosen = per_class(data.labels, ipc, seed)
+    classes = np.asarray(data.labels)[chosen]
+    images = given.transform.apply(np.asarray(data.train.images[chosen]))
+    rng = np.random.default_rng(seed)
+    if init == "noise":
+        images = rng.standard_normal(images.shape, np.float32)
+    elif init == "mix":
+        # The first half of a larger draw is the smaller draw.
+        both = per_class(data.labels, 2 * ipc, seed).reshape(-1, 2, ipc)
+        others = given.transform.apply(np.asarray(data.train.images[both[:, 1].reshape(-1)]))
+        share = rng.random((len(images), 1, 1, 1), np.float32)
+        images = share * images + (1 - share) * others
+    return images, classes
+
+
+def distil(method: TrajectoryMethod, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    """Run the outer loop of a method and return its last iterate."""
+    if ctx.precision != "float32":
+        raise ValueError(f"{method.name} computes in float32, not in {ctx.precision!r}")
+    shape, count, device = data.facts.shape, data.facts.classes, ctx.device
+    start, class_ids = initial_images(method.init, data, ipc, given, ctx.seed)
+    images = torch.tensor(start, device=device, requires_grad=True)
+    classes = torch.tensor(class_ids, dtype=torch.int64, device=device)
+    logits = torch.nn.functional.one_hot(classes, count).float() * method.label_scale
+    logits.requires_grad_(method.labels == "learned")
+    rate_lr = method.rate_learning()
+    rate = torch.tensor(method.inner_lr, device=device, requires_grad=rate_lr is not None)
+    groups = [{"params": [images], "lr": method.lr}]
+    if method.labels == "learned":
+        groups.append({"params": [logits], "lr": method.label_lr})
+    if rate_lr is not None:
+        groups.append({"params": [rate], "lr": rate_lr})
+    optimizer = torch.optim.SGD(groups, lr=method.lr, momentum=method.image_momentum())
+    windows = Windows(
+        given[ROLE],
+        max_start=method.max_start,
+        order="passes" if method.official else "uniform",
+        seed=ctx.seed + 1,
+        device=device,
+    )
+    generator = torch.Generator(device).manual_seed(ctx.seed + 2)
+    # Of its own, on the CPU: which operation is drawn decides what is launched, and must not wait for the device.
+    chooser = torch.Generator().manual_seed(ctx.seed + 3)
+    augment = strategy(method.augmentation_used(shape[0]), shape[0])
+    network = FlatNetwork(method.network.build(shape, count, ctx.seed).to(device))
+    batches = _batches(method, data, given, ctx)
+    state = {
+        "images": images,
+        "logits": logits,
+        "rate": rate,
+        "optimizer": optimizer,
+        "windows": windows,
+        "generator": generator,
+        "chooser": chooser,
+        **({"batches": batches} if batches else {}),
+    }
+
+    def coreset() -> Coreset:
+        targets = class_ids
+        if method.labels == "learned":
+            targets = torch.softmax(logits.detach(), 1).cpu().numpy()
+        pixels = images.detach().to("cpu", torch.float32, copy=True).numpy()
+        return Coreset(pixels, targets, class_ids, count, method.convention())
+
+    for _ in ctx.steps(method.updates(), state=state, snapshot=coreset):
+        problem = Problem(
+            network=network,
+            window=windows.draw(),
+            images=images,
+            classes=classes,
+            logits=logits if method.labels == "learned" else None,
+            rate=rate,
+            augment=partial(augment, generator=generator, chooser=chooser),
+            normal=partial(_normal, generator),
+            real=batches.next if batches else _no_batches,
+            examples=len(data.train),
+        )
+        estimate = method.estimate(problem)
+        for leaf, gradient in zip(problem.learned, estimate.gradients, strict=True):
+            leaf.grad = gradient
+        rate.grad = estimate.rate
+        optimizer.step()
+        method.constrain(rate)
+        ctx.log(**estimate.values)
+    return coreset()
+
+
+def _batches(method: TrajectoryMethod, data: Data, given: Given, ctx: Context) -> Batches | None:
+    size = method.batch_used()
+    if not size:
+        return None
+    return Batches(data, given.transform, size=size, seed=ctx.seed + 4, device=ctx.device)
+
+
+def _no_batches() -> tuple[Tensor, Tensor]:
+    raise RuntimeError("the method has not said how many real images it needs")
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device)

@@ -1,0 +1,166 @@
+"""FBPC. Torch is imported when something is distilled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from bpcbench.api import option
+from bpcbench_bpc.method import TrajectoryMethod
+from bpcbench_bpc.trajectories import Trajectories
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bpcbench_bpc.problem import Estimate, Problem
+
+
+@dataclass(frozen=True)
+class FunctionSpace(TrajectoryMethod):
+    """FBPC (Kim, Lee & Lee, NeurIPS 2023): the forward KL between posteriors of functions. A reconstruction.
+
+    There is no public code, so the form rests on published descriptions and the constants are ours. Exactly,
+    grad_u D[nu_x || nu_u] = E_{f~nu_x}[grad_u CE(f(u), y)] - E_{f~nu_u}[grad_u CE(f(u), y)], so only the marginals at u
+    matter. Linearised, they are Gaussian: [nu]_u = N(f(u; mu), Psi), with Psi the empirical covariance of the outputs
+    f(u; theta_j) of J points of a trajectory. With R_j = (f(u; theta_j) - mean) / sqrt(J - 1), or 0 if J = 1,
+
+        z = f(A(u); mu) + sum_j R_j e_j + delta e_0,   L = mean over draws of CE(z_x, y) - CE(z_u, y),
+
+    where e_j is one number for all of u (the full low-rank covariance), or `diagonal`: independent entries with the
+    same variances. theta_j are tau_{t+e}, ... of the expert, with mu_x their mean, and the last J iterates of the inner
+    SGD, with mu_u the last one. The gradient flows through f(A(u); mu) only.
+
+    `variant: real` is another reading: KL[N(m_x, v_x) || N(m_u, v_u)] of the outputs at a batch of real images, each
+    entry on its own, with u reached through theta_u by unrolling (as in BPC-W); m_u is the last iterate's output, and
+    the variances, with delta^2 added, are constants. `official` concerns only what all methods share.
+    """
+
+    name: ClassVar[str] = "fbpc"
+
+    points: int = option(5, "J: points of each trajectory")
+    delta: float = option(1e-3, "standard deviation of the jitter of outputs")
+    draws: int = option(20, "draws of outputs per iteration; they cost next to nothing")
+    covariance: Literal["low-rank", "diagonal"] = option("low-rank", "covariance of the outputs")
+    variant: Literal["coreset", "real"] = option("coreset", "where functions are compared: at u, or at real images")
+    batch: int = option(256, "real images per iteration of the variant `real`")
+    graphs: int | None = option(
+        None, "variant `real`: inner steps whose graph is kept, the others being computed twice; none: all", key=False
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        super().__post_init__()
+        if self.points < 1 or self.draws < 1 or self.batch < 1:
+            raise ValueError("points, draws and batch must be at least 1")
+        if self.points > self.inner_steps + 1:
+            raise ValueError(f"{self.points} points need at least {self.points - 1} inner_steps")
+        if self.delta < 0 or (self.variant == "real" and self.delta == 0):
+            raise ValueError("delta must not be negative, and must be above 0 for the variant `real`")
+        if self.graphs is not None and self.graphs < 0:
+            raise ValueError("graphs must not be negative")
+
+    def reach(self, plan: Trajectories) -> int:
+        """A window ends with the last of the J points."""
+        return self.ahead + (self.points - 1) * plan.stride
+
+    def batch_used(self) -> int:
+        """Real images are needed by one variant only."""
+        return self.batch if self.variant == "real" else 0
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """Return the gradient of L, or of the other variant's KL."""
+        import torch
+
+        assert isinstance(self.trajectories, Trajectories)
+        start, stride = problem.window(0), self.trajectories.stride
+        expert = torch.stack([problem.window(self.ahead + j * stride) for j in range(self.points)])
+        return self._at_real(problem, start, expert) if self.variant == "real" else self._at_u(problem, start, expert)
+
+    def _at_u(self, problem: Problem, start: Tensor, expert: Tensor) -> Estimate:
+        import torch
+
+        from bpcbench_bpc.inner import descend
+        from bpcbench_bpc.problem import Estimate
+
+        chain = torch.stack(descend(problem, start, self.inner_steps, keep=self.points))
+        x, y = problem.augment(problem.images), problem.targets()
+        plus, above = self._side(problem, expert.mean(0), expert, x, y)
+        minus, below = self._side(problem, chain[-1], chain, x, y)
+        gradients = problem.back(x, y, tuple(a - b for a, b in zip(above, below, strict=True)))
+        return Estimate(gradients, values={"loss": plus - minus})
+
+    def _side(
+        self, problem: Problem, mean: Tensor, thetas: Tensor, images: Tensor, targets: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the mean energy of outputs drawn around those of `mean`, and its gradients."""
+        import torch
+
+        from bpcbench_bpc.energy import energy
+
+        y = targets.detach()
+        inputs = [images.detach().requires_grad_()]
+        if y.is_floating_point():
+            inputs.append(y.requires_grad_())
+        centre = problem.network(mean, inputs[0])
+        with torch.no_grad():
+            # The inner SGD's mean is its last iterate, whose outputs are there already.
+            known = {len(thetas) - 1: centre} if torch.equal(mean, thetas[-1]) else {}
+            outputs = torch.stack(
+                [known[j] if j in known else problem.network(theta, images) for j, theta in enumerate(thetas)]
+                if len(thetas) > 1
+                else [centre]
+            )
+        z = draw_outputs(centre, outputs, self.covariance, self.delta, self.draws, problem.normal)
+        wanted = y.expand(self.draws, *y.shape).flatten(0, 1)
+        value = energy(z.flatten(0, 1), wanted)
+        return value.detach(), torch.autograd.grad(value, inputs)
+
+    def _at_real(self, problem: Problem, start: Tensor, expert: Tensor) -> Estimate:
+        import torch
+
+        from bpcbench_bpc.inner import Unrolled
+        from bpcbench_bpc.problem import Estimate
+
+        unrolled = Unrolled(problem, start, self.inner_steps, graphs=self.graphs)
+        chain = torch.stack(unrolled.last(self.points))
+        images, _ = problem.real()
+        with torch.no_grad():
+            wanted = torch.stack([problem.network(theta, images) for theta in expert])
+            own = torch.stack([problem.network(theta, images) for theta in chain])
+        floor = self.delta**2
+        v_x, v_u = (
+            outputs.var(0) + floor if self.points > 1 else torch.full_like(outputs[0], floor)
+            for outputs in (wanted, own)
+        )
+        theta = unrolled.theta.detach().requires_grad_()
+        missed = wanted.mean(0) - problem.network(theta, images)
+        kl = 0.5 * ((v_x + missed.square()) / v_u + v_u.log() - v_x.log() - 1).sum() / len(images)
+        gradients, _ = unrolled.pull(torch.autograd.grad(kl, theta)[0])
+        return Estimate(gradients, values={"loss": kl.detach()})
+
+
+def draw_outputs(
+    centre: Tensor,
+    outputs: Tensor,
+    covariance: Literal["low-rank", "diagonal"],
+    delta: float,
+    draws: int,
+    normal: Callable[..., Tensor],
+) -> Tensor:
+    """Return Gaussian outputs (draws, n, k) around `centre` (n, k), with the covariance of `outputs` (J, n, k).
+
+    `low-rank` has the whole empirical covariance between all entries, `diagonal` only its diagonal; both add an
+    independent jitter of standard deviation `delta`. `normal(*shape)` draws standard normal numbers.
+    """
+    import torch
+
+    points = len(outputs)
+    z = centre.expand(draws, *centre.shape)
+    if points > 1:
+        spread = (outputs - outputs.mean(0)) / (points - 1) ** 0.5
+        if covariance == "low-rank":
+            z = z + torch.einsum("dj,jnk->dnk", normal(draws, points), spread)
+        else:
+            z = z + normal(*z.shape) * torch.linalg.vector_norm(spread, dim=0)
+    return z + delta * normal(*z.shape) if delta else z

@@ -1,0 +1,175 @@
+"""What the methods that follow expert trajectories share: their options. Torch is imported when one distils."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from bpcbench.api import Context, Method, Network, Prerequisite, option, refers
+from bpcbench.records import Convention, Coreset, Data, Facts, Given, Native, Need, Ref
+from bpcbench_bpc.trajectories import Trajectories, augmentation_for
+from bpcbench_torch.strategy import strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bpcbench_bpc.problem import Estimate, Problem
+
+ROLE = "experts"
+"""The role under which the trajectories are handed to a method."""
+
+
+@dataclass(frozen=True)
+class TrajectoryMethod(Method):
+    """Learns images u by SGD on a divergence between two posteriors of a network's parameters theta.
+
+    The posterior given all data is represented by an expert's trajectory tau, that given u by T steps of SGD on u from
+    a point of the same trajectory, theta_u. Each outer iteration draws an expert and a start t < max_start, runs the
+    inner SGD, and takes one step along the method's own gradient estimate. Energies are means of cross-entropies.
+
+    Preset `clean` is the mathematics of the paper. `official` does what the public code does where that differs: each
+    method says how, and in all of them experts are visited in shuffled passes (clean: drawn independently), `auto`
+    augmentation flips grey images too, and there is one update more than `steps`.
+    """
+
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
+
+    preset: Literal["clean", "official"] = option("clean", "the paper's mathematics, or the public code's behaviour")
+    steps: int = option(5000, "updates of the coreset")
+    trajectories: Prerequisite = refers("prerequisite", "trajectories", "the experts; their network is the method's")
+    experts: int = option(100, "how many experts are used")
+    max_start: int = option(20, "windows start at an epoch below this")
+    ahead: int = option(1, "e: epochs from the start of a window to its target")
+    inner_steps: int = option(30, "T: SGD steps on the coreset per iteration")
+    inner_lr: float = option(0.03, "step size of the inner SGD")
+    lr: float = option(1000.0, "learning rate of the images")
+    momentum: float = option(0.5, "momentum of images and labels")
+    labels: Literal["hard", "learned"] = option("hard", "class numbers, or learned probabilities (softmax of logits)")
+    label_lr: float = option(1.0, "learning rate of the logits of learned labels")
+    label_scale: float = option(5.0, "initial logit of the true class, the others being 0, of learned labels")
+    init: Literal["real", "mix", "noise"] = option(
+        "real", "initial images: training images, random mixtures of two of a class (BPC-CD's code), or N(0, 1)"
+    )
+    augmentation: str = option("auto", "strategy (bpcbench_torch.augmentation); auto: DSA, without flips on grey")
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        for name in ("steps", "experts", "max_start", "ahead"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.inner_steps < 0:
+            raise ValueError(f"inner_steps must not be negative, got {self.inner_steps}")
+        for name in ("inner_lr", "lr", "label_lr", "label_scale"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
+        strategy(augmentation_for(self.augmentation, 1), 1)
+        if isinstance(self.trajectories, Ref):
+            return  # not built yet
+        if not isinstance(self.trajectories, Trajectories):
+            raise ValueError(f"trajectories must be a `trajectories`, not {self.trajectories.name}")
+        self._check_window(self.trajectories)
+
+    def _check_window(self, plan: Trajectories) -> None:
+        if self.ahead % plan.stride:
+            raise ValueError(f"ahead must be a multiple of the trajectories' stride {plan.stride}, got {self.ahead}")
+        last = max(epoch for epoch in plan.snapshots if epoch < self.max_start) + self.reach(plan)
+        if last > plan.epochs:
+            raise ValueError(
+                f"windows reach epoch {last} but the trajectories end at {plan.epochs}: lower max_start or ahead"
+            )
+
+    def reach(self, plan: Trajectories) -> int:
+        """Return how many epochs behind its start a window ends."""
+        return self.ahead
+
+    @property
+    def network(self) -> Network:
+        """The network of the experts, of the inner SGD and of the native inference."""
+        assert isinstance(self.trajectories, Trajectories)
+        return self.trajectories.network
+
+    def convention(self) -> Convention:
+        """Class numbers, or probabilities if labels are learned."""
+        return "class" if self.labels == "hard" else "probabilities"
+
+    def prerequisites(self, facts: Facts, ipc: int) -> Mapping[str, Need]:
+        """The experts."""
+        assert isinstance(self.trajectories, Trajectories)
+        return {ROLE: self.trajectories.need(self.experts)}
+
+    def native(self, facts: Facts, ipc: int) -> Native:
+        """SGHMC with the network of the experts; official: with the settings of the public code."""
+        options = sghmc_options(facts.classes * ipc, ipc) if self.official else {}
+        return Native(Ref("sghmc", options), Ref(self.network.name, asdict(self.network)))
+
+    def skip(self, facts: Facts, ipc: int) -> str | None:
+        """Return a reason if there are too few images to start from, or the network does not fit."""
+        each = 2 * ipc if self.init == "mix" else ipc
+        if each > facts.sizes["train"] // facts.classes:
+            return f"ipc {ipc} needs more images per class than the training data have"
+        if self.network.framework != "torch":
+            return f"{self.name} trains torch networks, and {self.network.name} is a {self.network.framework} one"
+        return self.network.skip(facts)
+
+    @property
+    def official(self) -> bool:
+        """Whether the public code's behaviour is wanted."""
+        return self.preset == "official"
+
+    def updates(self) -> int:
+        """Return the number of outer iterations."""
+        return self.steps + 1 if self.official else self.steps
+
+    def image_momentum(self) -> float:
+        """Return the momentum of the outer SGD."""
+        return self.momentum
+
+    def rate_learning(self) -> float | None:
+        """Return the learning rate of the inner step size, or None if that is not learned."""
+        return None
+
+    def constrain(self, rate: Tensor) -> None:
+        """Keep a learned step size where it may be, in place."""
+
+    def augmentation_used(self, channels: int) -> str:
+        """Return the strategy for images with this many channels."""
+        return augmentation_for(self.augmentation, 3 if self.official else channels)
+
+    def batch_used(self) -> int:
+        """Return how many real images `Problem.real` gives; 0 if the method needs none."""
+        return 0
+
+    @abc.abstractmethod
+    def estimate(self, problem: Problem) -> Estimate:
+        """Return the gradients of one outer iteration."""
+
+    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+        """Run the outer loop."""
+        from bpcbench_bpc.distillation import distil
+
+        return distil(self, data, ipc, given, ctx)
+
+
+def sghmc_options(rows: int, ipc: int) -> dict[str, object]:
+    """Return the sampler of BPC-D's code, whose settings depend on the images per class.
+
+    Its weight of the prior suits one size of network only; it is left to the sampler, which scales it.
+    """
+    step, burn, samples = (0.03, 50, 10) if ipc == 1 else (0.01, 250, 50)
+    return {
+        "lr": round(step**2 * rows, 12),
+        "friction": 0.1,
+        "temperature": 0.01,
+        "chains": 1,
+        "burn": burn,
+        "thin": 5,
+        "samples": samples,
+        "prior": "norm",
+        "start": "normal",
+        "augmentation": "dsa",
+        "batch_size": rows,
+    }

@@ -1,0 +1,140 @@
+"""BPC-rKL. Torch is imported when something is distilled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from bpcbench.api import option
+from bpcbench_bpc.method import TrajectoryMethod
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bpcbench_bpc.problem import Estimate, Problem
+    from bpcbench_torch.flat import FlatNetwork
+
+_ROWS = 200
+"""Real images per forward pass where rows do not influence each other: larger batches leave the CPU's caches."""
+
+
+@dataclass(frozen=True)
+class ReverseKL(TrajectoryMethod):
+    """BPC-rKL (Kim et al., NeurIPS 2022): the reverse KL, by the covariance identity of Manousakas et al. (2020).
+
+    With g = log p(y | x, theta) and theta_s = theta_u + sigma * e_s, S draws of pi_u's Gaussian,
+
+        grad_{u_m} D[pi_u || pi_x] = Cov_s( grad_{u_m} g(u_m), sum_m' g(u_m') - sum_n g(x_n) ).
+
+    The sum over the data is estimated by N/B times that over a batch of B. Clean: these weights, the unbiased divisor
+    S - 1, and the gradient of D/N, so that learning rates compare. Official: means instead of both sums, the divisor S
+    and no momentum. Neither augments here; the expert enters only by the start of the inner SGD. The covariance is
+    accumulated in one pass, and one forward pass of u gives both g and its gradient.
+    """
+
+    name: ClassVar[str] = "bpc-rkl"
+
+    sigma: float = option(0.01, "standard deviation of the parameter noise")
+    draws: int = option(30, "S: noise draws per iteration")
+    batch: int = option(1000, "B: real images per iteration")
+    chunk: int = option(1, "draws computed at once, by vmap: for GPUs")
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        super().__post_init__()
+        if not self.sigma > 0 or self.draws < 2 or self.chunk < 1 or self.batch < 1:
+            raise ValueError("sigma must be above 0, draws at least 2, chunk and batch at least 1")
+
+    def image_momentum(self) -> float:
+        """None in the public code."""
+        return 0.0 if self.official else self.momentum
+
+    def batch_used(self) -> int:
+        """The real images of an iteration."""
+        return self.batch
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """Return the gradient above."""
+        import torch
+
+        from bpcbench_bpc.inner import descend
+        from bpcbench_bpc.problem import Estimate
+
+        (fitted,) = descend(problem, problem.window(0), self.inner_steps)
+        images, labels = problem.real()
+        own = len(problem.images) / problem.examples if not self.official else 1.0
+        covariance = Covariance()
+        for first in range(0, self.draws, self.chunk):
+            count = min(self.chunk, self.draws - first)
+            thetas = problem.around(fitted, self.sigma, count)
+            real = _log_likelihood(problem.network, thetas, images, labels)
+            pseudo, slopes = _pseudo(problem, thetas)
+            covariance.add(own * pseudo - real, slopes)
+        gradients = covariance.total(self.draws if self.official else self.draws - 1)
+        norm = torch.linalg.vector_norm(gradients[0])
+        return Estimate(gradients, values={"gradient": norm, "likelihood": covariance.mean})
+
+
+class Covariance:
+    """The covariance of a scalar with several arrays over draws, in one pass and without keeping them.
+
+    Blocks of draws are centred on their own means and then merged (Chan, Golub & LeVeque, 1983), since the difference
+    of two large sums would lose what float32 has.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Tensor
+        self.means: list[Tensor]
+        self.sums: list[Tensor]
+
+    def add(self, values: Tensor, arrays: list[Tensor]) -> None:
+        """Take in a block of draws: values (draws,), arrays (draws, ...)."""
+        count, mean, means = len(values), values.mean(0), [array.mean(0) for array in arrays]
+        inner = [
+            ((values - mean) @ (array - centre).flatten(1)).view_as(centre)
+            for array, centre in zip(arrays, means, strict=True)
+        ]
+        if self.count == 0:
+            self.count, self.mean, self.means, self.sums = count, mean, means, inner
+            return
+        total = self.count + count
+        apart = mean - self.mean
+        for old, new, ours, block in zip(self.means, means, self.sums, inner, strict=True):
+            ours.add_(block).add_((new - old) * apart, alpha=self.count * count / total)
+            old.add_(new - old, alpha=count / total)
+        self.mean = self.mean + apart * (count / total)
+        self.count = total
+
+    def total(self, divisor: int) -> list[Tensor]:
+        """Return the sum of centred products over a divisor."""
+        return [array / divisor for array in self.sums]
+
+
+def _log_likelihood(network: FlatNetwork, thetas: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean log-likelihood of a batch under each draw, (draws,)."""
+    import torch
+
+    from bpcbench_bpc.energy import outputs
+
+    parts = images.split(_ROWS) if network.row_wise and not images.is_cuda else (images,)
+    with torch.no_grad():
+        logits = torch.cat([outputs(network, thetas, part) for part in parts], 1)
+    log_probs = torch.log_softmax(logits, -1)
+    return log_probs.gather(-1, labels[None, :, None].expand(len(thetas), -1, 1)).mean((1, 2))
+
+
+def _pseudo(problem: Problem, thetas: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the mean log-likelihood of the coreset under each draw, and the gradients of each draw's sum."""
+    import torch
+
+    from bpcbench_bpc.energy import energies, outputs
+
+    count = len(thetas)
+    # A copy per draw, so that one backward pass gives the gradient of each.
+    leaves = [leaf.detach().expand(count, *leaf.shape).clone().requires_grad_() for leaf in problem.learned]
+    targets = problem.classes if problem.logits is None else torch.softmax(leaves[1], -1)
+    logits = outputs(problem.network, thetas, leaves[0])
+    values = -energies(logits, targets)
+    slopes = torch.autograd.grad(len(problem.images) * values.sum(), leaves)
+    return values.detach(), list(slopes)

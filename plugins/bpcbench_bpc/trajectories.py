@@ -1,0 +1,95 @@
+"""Expert trajectories as a prerequisite: made once, shared by all methods. Torch is imported when one is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
+
+from bpcbench.api import Context, Network, Prerequisite, option, refers
+from bpcbench.records import Arrays, Data, Facts, Given, Need, Ref
+from bpcbench_torch.strategy import strategy
+
+_BYTES = {"float32": 4, "float16": 2}
+
+
+def expert_names(count: int) -> tuple[str, ...]:
+    """Return the members' names; those of fewer experts are the first of more, so they are shared."""
+    return tuple(f"{index:03d}" for index in range(count))
+
+
+def snapshot_name(epoch: int) -> str:
+    """Return the name of the array that holds the flat parameters after this many epochs."""
+    return f"{epoch:04d}"
+
+
+def augmentation_for(name: str, channels: int) -> str:
+    """Return the strategy that `auto` stands for: DSA's list, without the flip for grey images."""
+    if name != "auto":
+        return name
+    return "dsa-grey" if channels == 1 else "dsa"
+
+
+@dataclass(frozen=True)
+class Trajectories(Prerequisite):
+    """Experts: networks trained by SGD on all training data, with their flat parameters at the start and every epoch.
+
+    Each expert is a member of its own, named by its index and seeded by that name: 10 experts are the first 10 of 100,
+    and they train in parallel. A snapshot is a copy, an array of its own that is read without reading its neighbours.
+    The defaults are those of Kim et al. (NeurIPS 2022); only BatchNorm's buffers are not kept, the methods use the
+    statistics of the batch.
+    """
+
+    name: ClassVar[str] = "trajectories"
+    gpus: ClassVar[float] = 1.0
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
+
+    network: Network = refers(
+        "network", "conv-in", "what the experts are", width=128, growth=1, order="conv-first", init="torch"
+    )
+    epochs: int = option(50, "E: epochs per expert")
+    lr: float = option(0.01, "learning rate")
+    momentum: float = option(0.0, "momentum")
+    weight_decay: float = option(0.0, "weight decay, as a gradient")
+    decay: bool = option(False, "divide the learning rate by 10 behind the middle epoch")
+    batch: int = option(256, "images per update; the last batch of an epoch may be smaller")
+    augmentation: str = option("auto", "strategy (bpcbench_torch.augmentation); auto: DSA, without flips on grey")
+    stride: int = option(1, "epochs between two snapshots")
+    dtype: Literal["float32", "float16"] = option("float32", "how snapshots are stored")
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        for name in ("epochs", "batch", "stride"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be above 0, got {self.lr}")
+        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
+            raise ValueError("momentum must lie in [0, 1), and weight_decay must not be negative")
+        if self.epochs % self.stride:
+            raise ValueError(f"epochs must be a multiple of stride, got {self.epochs} and {self.stride}")
+        strategy(augmentation_for(self.augmentation, 1), 1)
+
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """The epochs after which parameters are kept, 0 being the initialisation."""
+        return tuple(range(0, self.epochs + 1, self.stride))
+
+    def need(self, experts: int) -> Need:
+        """Return what a method asks for to get this many experts."""
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Need(Ref(self.name, options), expert_names(experts))
+
+    def expected_bytes(self, facts: Facts) -> int:
+        """Return the size of one expert: parameters times snapshots times bytes per number."""
+        parameters = self.network.parameters(facts.shape, facts.classes)
+        if parameters is None:
+            module = self.network.build(facts.shape, facts.classes, 0)
+            parameters = sum(value.numel() for value in module.parameters())
+        return parameters * len(self.snapshots) * _BYTES[self.dtype]
+
+    def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
+        """Train one expert."""
+        from bpcbench_bpc.expert import record
+
+        assert given is not None
+        return record(self, data, given.transform, ctx)

@@ -1,0 +1,62 @@
+"""BPC-W. Torch is imported when something is distilled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from bpcbench.api import option
+from bpcbench_bpc.method import TrajectoryMethod
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bpcbench_bpc.problem import Estimate, Problem
+
+
+@dataclass(frozen=True)
+class Wasserstein(TrajectoryMethod):
+    """BPC-W (Kim et al., NeurIPS 2022), which is MTT (Cazenavette et al., CVPR 2022): match the expert's parameters.
+
+    Between Gaussians of equal covariance W_2^2 is the squared distance of the means, here relative to the expert's way:
+
+        L(u, rate) = ||theta_u(u, rate) - tau_{t+e}||^2 / ||tau_t - tau_{t+e}||^2,
+
+    differentiated exactly through all T inner steps (second order). The step size of the inner SGD is learned too. In
+    the public code (official) it may become negative; clean keeps it above a hundredth of its start.
+    """
+
+    name: ClassVar[str] = "bpc-w"
+
+    rate_lr: float = option(1e-5, "learning rate of the inner step size")
+    graphs: int | None = option(
+        None, "inner steps whose graph is kept, the others being computed twice; none: all", key=False
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        super().__post_init__()
+        if self.rate_lr < 0 or (self.graphs is not None and self.graphs < 0):
+            raise ValueError("rate_lr and graphs must not be negative")
+
+    def rate_learning(self) -> float:
+        """The step size has a learning rate of its own."""
+        return self.rate_lr
+
+    def constrain(self, rate: Tensor) -> None:
+        """Keep the step size positive."""
+        if not self.official:
+            rate.data.clamp_(min=self.inner_lr / 100)
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """Return the gradients of L."""
+        from bpcbench_bpc.inner import Unrolled
+        from bpcbench_bpc.problem import Estimate
+
+        start, target = problem.window(0), problem.window(self.ahead)
+        unrolled = Unrolled(problem, start, self.inner_steps, graphs=self.graphs)
+        way = (start - target).square().sum()
+        missed = unrolled.theta - target
+        loss = missed.square().sum() / way
+        gradients, rate = unrolled.pull(2 * missed / way)
+        return Estimate(gradients, rate, {"loss": loss, "rate": problem.rate.detach(), "distance": way.sqrt()})

@@ -1,0 +1,108 @@
+"""The corrupted test images of any data set, generated at first use and kept beside the conversions."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from bpcbench.api import Dataset, option, refers
+from bpcbench.errors import UserError, unknown
+from bpcbench.records import Facts, Split
+from bpcbench_data.converted import Chunk, ConvertedDataset
+from bpcbench_data.corruptions import CORRUPTIONS, SEVERITIES, VERSION, corrupted
+
+GENERATED = "generated"
+_CHANNELS = (1, 3)
+_LIMIT = 2**32
+SPLITS = tuple(f"{kind}-{severity}" for kind in CORRUPTIONS for severity in SEVERITIES)
+
+
+@dataclass(frozen=True)
+class Corrupted(ConvertedDataset):
+    """The test images of another data set, corrupted in 7 ways at 5 severities: the splits `snow-3` and so on.
+
+    The definitions and the severities, counted in pixels, are those of CIFAR-10-C (Hendrycks & Dietterich, 2019), so on
+    other images they are shifts in its manner and not a published benchmark. A plan needs no image of it: what a split
+    holds follows from the fingerprint of the base's test split, the type, the severity and the seed.
+    """
+
+    name: ClassVar[str] = "corrupted"
+    licence: ClassVar[str] = "that of the data set it is made from"
+
+    base: Dataset = refers("dataset", "digits", "the data set whose test split is corrupted")
+    seed: int = option(0, "seed of the angles and the snow flakes")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < _LIMIT:
+            raise ValueError(f"seed must be at least 0 and below 2^32, got {self.seed}")
+
+    def facts(self, root: Path) -> Facts:
+        """Return the facts of the base with the splits of the corruptions instead of its own, marked `generated`."""
+        known = self.base.facts(root)
+        if "test" not in known.sizes:
+            raise UserError(f"data set {self.base.name} has no test split to corrupt")
+        if known.shape[0] not in _CHANNELS:
+            raise UserError(f"data set {self.base.name}: images of {known.shape[0]} channels cannot be corrupted")
+        sizes = dict.fromkeys(SPLITS, known.sizes["test"])
+        return Facts(known.shape, known.classes, sizes, known.class_names, (*known.notes, GENERATED))
+
+    def fingerprint(self, root: Path, split: str) -> str:
+        """Return a digest of what the split is made from; nothing is generated."""
+        if split not in SPLITS:
+            raise ValueError(f"data set {self.name}: {unknown('split', split, SPLITS)}")
+        return hashlib.sha256(json.dumps(self.state(root, split)).encode()).hexdigest()
+
+    def differs(self, root: Path) -> str:
+        """Return in what the base differs from the official data."""
+        return self.base.differs(root)
+
+    def places(self, root: Path) -> Sequence[Path]:
+        """Return those of the base."""
+        return self.base.places(root)
+
+    def state(self, root: Path, split: str) -> list[str | int]:
+        """Return all that determines a split."""
+        return [VERSION, self.base.fingerprint(root, "test"), split, self.seed]
+
+    def sources(self, root: Path, split: str) -> Sequence[Path]:
+        """Return no file: the base has its own way to its images."""
+        return ()
+
+    def chunks(self, root: Path, split: str) -> Iterator[Chunk]:
+        """Yield corrupted images with the labels of the clean ones."""
+        clean = self.base.load(root, "test")
+        if clean.labels is None:
+            raise UserError(f"data set {self.base.name} has no test labels")
+        kind, _, severity = split.rpartition("-")
+        start = 0
+        for images in corrupted(clean.images, kind, int(severity), self.seed):
+            yield images, clean.labels[start : start + len(images)]
+            start += len(images)
+
+    def load(self, root: Path, split: str) -> Split:
+        """Return a split as a memory map; one process generates it while others that want the same one wait."""
+        place = SPLITS.index(split) if split in SPLITS else 0
+        with _turn(self._folders(root), place):
+            return super().load(root, split)
+
+
+@contextlib.contextmanager
+def _turn(folders: Sequence[Path], place: int) -> Iterator[None]:
+    """Hold the lock of one split, a byte of the file `lock`; go on without where there is no place for it.
+
+    It spares work and no more: without it several may generate a split, and the first that is complete stays.
+    """
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                stream = stack.enter_context((folder / "lock").open("ab"))
+                fcntl.lockf(stream, fcntl.LOCK_EX, 1, place)
+                break
+        yield

@@ -1,0 +1,148 @@
+"""ImageNet downsampled to 64x64 pixels: eleven files, pickles or .npz."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, ClassVar
+
+import numpy as np
+from numpy.lib import format as npy
+
+from bpcbench.errors import MissingData, UserError
+from bpcbench.records import Array, Facts
+from bpcbench_data.converted import Chunk, ConvertedDataset
+from bpcbench_data.pickles import count_rows, read_pickle
+
+_FOLDERS = ("imagenet64", "imagenet64/train", "imagenet64/val")
+_FILES = {"train": tuple(f"train_data_batch_{number}" for number in range(1, 11)), "test": ("val_data",)}
+_SIZES = {"train": 1_281_167, "test": 50_000}
+_SHAPE = (3, 64, 64)
+_PIXELS = 3 * 64 * 64
+_CLASSES = 1000
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class ImageNet64(ConvertedDataset):
+    """1,281,167 + 50,000 colour 64x64 images of 1000 classes (Chrabaszcz, Loshchilov & Hutter, 2017).
+
+    Labels 1 ... 1000 of the files become 0 ... 999; the test split is `val_data`. The files are read one after the
+    other, so that a pickle needs 1.6 GB of memory and an .npz file none to speak of; converted, they take 16 GB.
+    """
+
+    name: ClassVar[str] = "imagenet64"
+    licence: ClassVar[str] = (
+        "non-commercial research only, ImageNet's terms, after registration at https://image-net.org/download-images: "
+        "P. Chrabaszcz, I. Loshchilov and F. Hutter, A Downsampled Variant of ImageNet, 2017"
+    )
+
+    def facts(self, root: Path) -> Facts:
+        """Return the facts from the shapes that the files declare; images are counted once."""
+        present = [self.state(root, split) for split in _FILES]
+        found = self.learned(root, "counts", present, lambda: {s: self._count(root, s) for s in _FILES})
+        return Facts(_SHAPE, _CLASSES, dict(found), (), () if found == _SIZES else ("subset",))
+
+    def differs(self, root: Path) -> str:
+        """Say which split has not the official number of images: checksums are published for archives only."""
+        sizes = self.facts(root).sizes
+        wrong = [
+            f"{', '.join(map(str, self.sources(root, split)))} hold {sizes[split]:,} images, not {size:,}"
+            for split, size in _SIZES.items()
+            if sizes[split] != size
+        ]
+        return "; ".join(wrong)
+
+    def sources(self, root: Path, split: str) -> Sequence[Path]:
+        """Return the files of a split; MissingData names all files that are absent."""
+        found = {name: _find(root, name) for names in _FILES.values() for name in names}
+        missing = [name for name, path in found.items() if path is None]
+        if missing:
+            names = ", ".join(missing[:3]) + ", ..." * (len(missing) > 3)
+            raise MissingData(
+                f"data set {self.name} needs {names} (pickles, or .npz), looked for in "
+                f"{root / _FOLDERS[0]}. Register at https://image-net.org/download-images, get the downsampled images "
+                f"of 64x64 pixels and unpack them there, or let BPCBENCH_DATA (or --data) name the folder that holds "
+                f"{_FOLDERS[0]}"
+            )
+        return [path for name in _FILES[split] if (path := found[name]) is not None]
+
+    def places(self, root: Path) -> Sequence[Path]:
+        return [root / _FOLDERS[0]]
+
+    def chunks(self, root: Path, split: str) -> Iterator[Chunk]:
+        """Yield a few thousand images at a time."""
+        for path in self.sources(root, split):
+            yield from _from_npz(path) if path.suffix == ".npz" else _from_pickle(path)
+
+    def _count(self, root: Path, split: str) -> int:
+        paths = self.sources(root, split)
+        return sum(_rows_of_npz(path) if path.suffix == ".npz" else count_rows(path, _PIXELS) for path in paths)
+
+
+def _find(root: Path, name: str) -> Path | None:
+    places = [root / folder / f"{name}{suffix}" for folder in _FOLDERS for suffix in ("", ".npz")]
+    return next((path for path in places if path.is_file()), None)
+
+
+def _from_pickle(path: Path) -> Iterator[Chunk]:
+    content = read_pickle(path)
+    images, labels = content.get("data"), content.get("labels")
+    if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
+        raise UserError(f"{path}: `data` is not an array of rows of {_PIXELS} unsigned bytes")
+    if not isinstance(labels, list) or not all(type(one) is int for one in labels):
+        raise UserError(f"{path}: `labels` is not a list of whole numbers")
+    classes = _checked(path, np.asarray(labels, np.int64), len(images))
+    for start in range(0, len(images), _CHUNK):
+        yield images[start : start + _CHUNK].reshape(-1, *_SHAPE), classes[start : start + _CHUNK]
+
+
+def _from_npz(path: Path) -> Iterator[Chunk]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            with archive.open("labels.npy") as stream:
+                labels = npy.read_array(stream, allow_pickle=False)
+            with archive.open("data.npy") as stream:
+                rows = _header(stream)
+                classes = _checked(path, labels, rows)
+                for start in range(0, rows, _CHUNK):
+                    count = min(_CHUNK, rows - start)
+                    content = stream.read(count * _PIXELS)
+                    if len(content) != count * _PIXELS:
+                        raise ValueError("it ends early")
+                    yield np.frombuffer(content, np.uint8).reshape(-1, *_SHAPE), classes[start : start + count]
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise _damaged(path, error) from None
+
+
+def _rows_of_npz(path: Path) -> int:
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("data.npy") as stream:
+            return _header(stream)
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise _damaged(path, error) from None
+
+
+def _header(stream: IO[bytes]) -> int:
+    """Read the header of an array and return its number of rows; ValueError unless they are images."""
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, kind = read(stream)
+    if len(shape) != 2 or shape[1] != _PIXELS or fortran or kind != np.uint8:
+        raise ValueError(f"`data` is {kind} {shape}, not rows of {_PIXELS} unsigned bytes")
+    return int(shape[0])
+
+
+def _checked(path: Path, labels: Array, rows: int) -> Array:
+    """Return labels from 0 on; UserError if they are not one number from 1 to 1000 for each row."""
+    if labels.shape != (rows,) or labels.dtype.kind not in "ui":
+        raise UserError(f"{path}: `labels` is {labels.dtype} {labels.shape}, and there are {rows} images")
+    if rows and not 1 <= labels.min() <= labels.max() <= _CLASSES:
+        raise UserError(f"{path}: labels run from {labels.min()} to {labels.max()}, not within 1 ... {_CLASSES}")
+    return labels.astype(np.int64) - 1
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} cannot be read: {error}. Replace it by a fresh copy.")

@@ -1,0 +1,121 @@
+"""Telling data of another kind from the cell's own by what a predictive says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+
+from bpcbench import figures, metrics
+from bpcbench.api import Evaluator, option
+from bpcbench.errors import UserError
+from bpcbench.records import Array, Arrays, Facts, Given, Predictions, Ref, Scores, SplitRef
+
+DEFAULT = "max_probability"
+SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "cifar10": ("svhn", "tiny_imagenet", "cifar100"),
+        "cifar100": ("svhn", "tiny_imagenet", "cifar10"),
+        "digits": ("fashion_mnist",),
+        "fashion_mnist": ("mnist",),
+        "mnist": ("fashion_mnist",),
+        "svhn": ("cifar10", "cifar100"),
+        "tiny_imagenet": ("svhn",),
+    }
+)
+"""What is out of distribution for a data set unless a suite says otherwise."""
+
+METRICS: Mapping[str, Callable[[Array, Array], float]] = MappingProxyType(
+    {
+        "auroc": metrics.auroc,
+        "aupr_in": metrics.aupr_in,
+        "aupr_out": metrics.aupr_out,
+        "fpr95": metrics.fpr95,
+    }
+)
+SCORES = (DEFAULT, "entropy", "mutual_information", "variance")
+
+
+@dataclass(frozen=True)
+class OutOfDistribution(Evaluator):
+    """How well uncertainty tells the test images of other data sets from those of the cell's own.
+
+    Metrics: `SET/auroc`, `SET/aupr_in`, `SET/aupr_out` and `SET/fpr95` by the probability of the predicted class, with
+    the cell's own images as the positive ones but for `aupr_out`; and `SET/SCORE/auroc` and so on by other scores:
+    `entropy` of the predictive; `mutual_information` of prediction and parameters, for inferences that sample; and
+    `variance`, the predictive variance of the logits, for inferences that have one in closed form (`vi`).
+
+    Images of another size or with other channels are converted to those of the cell. A set that is not there is left
+    out, and the table says so. Arrays: ROC curves.
+    """
+
+    name: ClassVar[str] = "ood"
+
+    sets: list[str] = option([], "names of the other data sets, without the cell's own; empty: by the cell's data set")
+
+    def splits(self, facts: Facts) -> Sequence[SplitRef]:
+        """Return the evaluation split and the test splits of the other data sets."""
+        names = [name for name in dict.fromkeys(self.sets or SETS.get(facts.name, ())) if name != facts.name]
+        if not names:
+            raise UserError(
+                f"evaluator ood: no data set is out of distribution for {facts.name!r}; name some, as in "
+                "`evaluators: {ood: {sets: [svhn]}}`"
+            )
+        return (SplitRef(), *(SplitRef("test", Ref(name), optional=True) for name in names))
+
+    def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
+        """Return every metric of every set by every score that the inference allows."""
+        values: dict[str, float] = {}
+        arrays: dict[str, Array] = {}
+        inside = uncertainty_scores(predictions[SplitRef()])
+        for ref, predicted in predictions.items():
+            if ref.dataset is None:
+                continue
+            outside = uncertainty_scores(predicted)
+            for score in (name for name in SCORES if name in inside and name in outside):
+                for metric, compute in METRICS.items():
+                    values[_name(ref.dataset.plugin, score, metric)] = compute(inside[score], outside[score])
+                arrays["kept"], taken = metrics.roc(inside[score], outside[score])
+                arrays[f"{ref.dataset.plugin}/{score}"] = taken
+        return Scores(values, arrays)
+
+    def metrics(self) -> tuple[str, ...]:
+        sets = dict.fromkeys(self.sets or (name for names in SETS.values() for name in names))
+        return tuple(_name(name, score, metric) for name in sets for score in SCORES for metric in METRICS)
+
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Return the direction that `bpcbench.metrics` gives."""
+        return metrics.HIGHER_IS_BETTER.get(metric.rpartition("/")[2])
+
+    def figures(self, arrays: Arrays) -> Mapping[str, bytes]:
+        """Return the ROC curves of every set."""
+        curves: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+        for name in sorted(arrays.keys() - {"kept"}, key=lambda name: SCORES.index(name.partition("/")[2])):
+            other, _, score = name.partition("/")
+            curves.setdefault(other, {})[score] = (arrays[name].tolist(), arrays["kept"].tolist())
+        return {
+            f"roc_{other}": figures.curves(
+                series, f"share of {other} taken for own", "share of own images kept", markers=False
+            )
+            for other, series in sorted(curves.items())
+        }
+
+
+def uncertainty_scores(predictions: Predictions) -> dict[str, Array]:
+    """Return the scores that predictions allow, (n,) each, higher for what looks more like the known data."""
+    found = {
+        DEFAULT: np.minimum(predictions.log_probs.max(axis=1), 0.0),
+        "entropy": -metrics.entropy(predictions.log_probs),
+    }
+    if predictions.expected_entropy is not None:
+        found["mutual_information"] = -metrics.mutual_information(predictions.log_probs, predictions.expected_entropy)
+    if "variance" in predictions.extras:
+        found["variance"] = -predictions.extras["variance"]
+    return found
+
+
+def _name(other: str, score: str, metric: str) -> str:
+    return f"{other}/{metric}" if score == DEFAULT else f"{other}/{score}/{metric}"

@@ -1,0 +1,148 @@
+"""What a step of distillation computes with a network of the pool: as it stands, or compiled by torch.compile."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import types
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bpcbench.api import Context
+from bpcbench.errors import UserError
+from bpcbench_torch.pool_method import PoolMethod
+
+State = dict[str, Tensor]
+
+
+class Computation:
+    """Features and losses of a method, `n` being the number of real images."""
+
+    def __init__(self, method: PoolMethod, n: int, ctx: Context) -> None:
+        self.method, self.n = method, n
+        self.batch = method.statistics == "batch"
+        self.device = torch.device(ctx.device).type
+        self.bf16 = ctx.precision == "bf16"
+
+    @torch.no_grad()
+    def constant(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return features that are not differentiated; `bf16` computes them under autocast."""
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.bf16):
+            return self._features(model, images).float()
+
+    def outer(self, model: nn.Module, rows: Tensor, targets: Tensor, real: Tensor, labels: Tensor) -> State:
+        """Return `loss`, and what else is logged, of rows of the coreset against features of a real batch."""
+        return self.method.outer(self._features(model, rows), targets, real, labels, self.n)
+
+    def pool_loss(self, model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of a pool update; `model` is in training mode."""
+        return self.method.pool_loss(model, images, targets)
+
+    def _features(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return features without touching the network's running statistics."""
+        if not self.batch:
+            return model.features(images)  # type: ignore[operator]
+        buffers = {f"model.{name}": value.clone() for name, value in model.named_buffers()}
+        model.train()
+        phi: Tensor = functional_call(_Body(model), buffers, (images,))
+        model.eval()
+        return phi
+
+
+class Compiled(Computation):
+    """The same through torch.compile, compiled once for all networks of a pool.
+
+    Compiled are functions of a network's tensors, with the modules of a copy of `model` around them: a network that
+    replaces another one looks the same to them, so nothing is compiled again. Results differ from the eager ones in the
+    last bits, but not from run to run: what is generated depends on options, shapes, threads and machine alone.
+    """
+
+    def __init__(self, method: PoolMethod, n: int, ctx: Context, model: nn.Module) -> None:
+        super().__init__(method, n, ctx)
+        _check_compiler(self.device)
+        seen, trained = _Body(copy.deepcopy(model).train(self.batch)), copy.deepcopy(model).train()
+        buffers = [name for name, _ in seen.named_buffers()] if self.batch else []
+
+        def features(state: State, images: Tensor) -> Tensor:
+            copies = {name: state[name].clone() for name in buffers}
+            phi: Tensor = functional_call(seen, {**state, **copies}, (images,))
+            return phi
+
+        def constant(state: State, images: Tensor) -> Tensor:
+            with torch.autocast(self.device, torch.bfloat16, enabled=self.bf16):
+                return features(state, images).float()
+
+        def outer(state: State, rows: Tensor, targets: Tensor, real: Tensor, labels: Tensor) -> State:
+            return method.outer(features(state, rows), targets, real, labels, n)
+
+        def pool_loss(state: State, images: Tensor, targets: Tensor) -> Tensor:
+            return method.pool_loss(lambda x: functional_call(trained, state, (x,)), images, targets)
+
+        self._constant, self._outer, self._pool_loss = (_compile(f) for f in (constant, outer, pool_loss))
+        self._states: WeakKeyDictionary[nn.Module, tuple[State, State]] = WeakKeyDictionary()
+
+    @torch.no_grad()
+    def constant(self, model: nn.Module, images: Tensor) -> Tensor:
+        return self._constant(self._state(model)[0], images)
+
+    def outer(self, model: nn.Module, rows: Tensor, targets: Tensor, real: Tensor, labels: Tensor) -> State:
+        return self._outer(self._state(model)[0], rows, targets, real, labels)
+
+    def pool_loss(self, model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
+        return self._pool_loss(self._state(model)[1], images, targets)
+
+    def _state(self, model: nn.Module) -> tuple[State, State]:
+        """Return the network's tensors: cut off from gradients, which nobody wants of the outer loss, and themselves.
+
+        Kept, as walking through modules takes a good part of a millisecond; all updates of tensors are in place.
+        """
+        if model not in self._states:
+            tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            self._states[model] = {f"model.{name}": value.detach() for name, value in tensors.items()}, tensors
+        return self._states[model]
+
+
+class _Body(nn.Module):
+    """A network seen from its features."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features."""
+        return self.model.features(images)  # type: ignore[operator]
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the compiled function; it raises if it cannot be compiled as one graph.
+
+    Torch keeps what it compiled with the code of a function and falls back to eager execution, with other last bits,
+    when there is too much of it: therefore each function gets code of its own. One compiling thread: how many
+    processes a stage may use is not for the compiler to decide.
+    """
+    own = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, closure=function.__closure__
+    )
+    return torch.compile(own, dynamic=False, fullgraph=True, options={"compile_threads": 1})
+
+
+def _check_compiler(device: str) -> None:
+    """Raise UserError where torch.compile would find no compiler for the device."""
+    advice = "install it, or leave `compile` out"
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        raise UserError(f"`compile: true` needs the package triton on {device}; {advice}")
+    if device != "cpu":
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except (RuntimeError, OSError) as error:
+        need = "a C++ compiler, g++ or clang++, on the path or named by CXX"
+        raise UserError(f"`compile: true` needs {need}; {advice}") from error

@@ -1,0 +1,76 @@
+"""A network as a function of one flat parameter vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Statistics = Literal["batch"] | Mapping[str, Tensor]
+"""Where BatchNorm takes mean and variance from: the images at hand, or buffers by name."""
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class FlatNetwork:
+    """The function f(x; theta) of a module, with all its parameters in one vector, in the order of `parameters()`.
+
+    Nothing is stored between calls: equal arguments give equal logits, and the module handed in is never changed. A
+    call is differentiable in theta and in the images, also twice, and works under `torch.func.vmap` over either.
+    Random layers such as dropout are off.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = dict(module.named_parameters())
+        self._names = tuple(named)
+        self._shapes = tuple(value.shape for value in named.values())
+        self._sizes = [value.numel() for value in named.values()]
+        self.size: int = sum(self._sizes)
+        """Number of parameters."""
+        self._initial = torch.cat([value.detach().reshape(-1) for value in named.values()])
+        self.buffers: dict[str, Tensor] = {name: value.detach().clone() for name, value in module.named_buffers()}
+        """The module's buffers, as they were handed in."""
+        self.row_wise: bool = not any(isinstance(part, _BATCH_NORMS) for part in module.modules())
+        """Whether the logits of an image never depend on the other images of its batch."""
+        self._fixed = copy.deepcopy(module).requires_grad_(False).eval()
+        self._free = copy.deepcopy(self._fixed)
+        # Norms without running statistics: they use those of the batch, and have nothing to update in place.
+        torch.func.replace_all_batch_norm_modules_(self._free)
+
+    def initial(self) -> Tensor:
+        """Return the parameters that the module was handed in with, as a new vector."""
+        return self._initial.clone()
+
+    def __call__(self, theta: Tensor, images: Tensor, *, statistics: Statistics = "batch") -> Tensor:
+        """Return logits (n, classes) for parameters (size,) and images (n, c, h, w)."""
+        parameters = self.split(theta)
+        if isinstance(statistics, str):
+            return torch.func.functional_call(self._free, parameters, (images,))
+        return torch.func.functional_call(self._fixed, (parameters, dict(statistics)), (images,))
+
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """Return views of a flat vector by parameter name, in the shapes of the module."""
+        if theta.shape != (self.size,):
+            raise ValueError(f"flat parameters must have shape {(self.size,)}, got {tuple(theta.shape)}")
+        parts = theta.split(self._sizes)
+        return {name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes, strict=True)}
+
+    @torch.no_grad()
+    def recomputed_statistics(self, theta: Tensor, images: Tensor) -> dict[str, Tensor]:
+        """Return buffers in which every BatchNorm has the statistics of exactly these images, seen as one batch.
+
+        Variances are the unbiased ones that torch keeps for predictions. Other buffers are the initial ones.
+        """
+        buffers = {name: value.clone() for name, value in self.buffers.items()}
+        if not self.row_wise:
+            model = copy.deepcopy(self._fixed)
+            for prefix, module in model.named_modules():
+                if isinstance(module, _BATCH_NORMS):
+                    module.train()
+                    module.momentum = None  # torch: a cumulative average, here of one batch
+                    buffers[f"{prefix}.num_batches_tracked" if prefix else "num_batches_tracked"].zero_()
+            torch.func.functional_call(model, (self.split(theta), buffers), (images,))
+        return buffers

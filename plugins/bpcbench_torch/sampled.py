@@ -1,0 +1,180 @@
+"""The predictive of sampled network parameters: drawing the samples, and averaging what they say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bpcbench.api import Context, Network, Predictive
+from bpcbench.records import Array, Arrays, Coreset
+from bpcbench_torch import diagnostics
+from bpcbench_torch.chains import Samples, Schedule, run
+from bpcbench_torch.flat import FlatNetwork
+from bpcbench_torch.potential import Batch, CoresetPotential, Prior
+from bpcbench_torch.samplers import Sampler
+from bpcbench_torch.strategy import strategy
+
+_CHUNK = 250
+"""How many images go through a network at a time."""
+_STATISTICS_ROWS = 5000
+"""How many images BatchNorm's statistics are taken from at a time; those of larger sets are averaged over parts."""
+_PROBES = 50
+"""How many images of the coreset diagnostics look at."""
+_INFINITE = 1e9
+
+Members = Callable[[int], Tensor]
+"""Gives the parameters (size,) of a member by its number."""
+
+
+class SampledPredictive(Predictive):
+    """Bayesian model averaging: p(y|x) = mean over samples s of softmax(f(x; theta_s)), members first.
+
+    Each sample has BatchNorm statistics of its own, computed from the coreset alone. All members see a batch of images
+    before the next batch is read.
+    """
+
+    def __init__(
+        self,
+        network: FlatNetwork,
+        theta: Members,
+        statistics: Sequence[Mapping[str, Tensor]],
+        *,
+        keep: bool,
+        device: str,
+    ) -> None:
+        self.network, self.theta, self.statistics, self.keep, self.device = network, theta, statistics, keep, device
+
+    @torch.inference_mode()
+    def log_probs(self, images: Array) -> Array:
+        """Return log-probabilities (members, n, k) of images in network space."""
+        parts = [part.to(self.device) for part in torch.tensor(images, dtype=torch.float32).split(_CHUNK)]
+        members = []
+        for member, statistics in enumerate(self.statistics):
+            theta = self.theta(member).to(self.device)
+            rows = [self.network(theta, part, statistics=statistics).float().log_softmax(1) for part in parts]
+            members.append(torch.cat(rows).cpu().numpy())
+        return np.stack(members)
+
+    def arrays(self) -> Arrays | None:
+        """Return `theta` (members, size) and each sample's statistics, or None if samples are not to be kept."""
+        if not self.keep:
+            return None
+        count = len(self.statistics)
+        names = self.statistics[0]
+        kept = {f"statistics.{n}": np.stack([s[n].cpu().numpy() for s in self.statistics]) for n in names}
+        return {"theta": np.stack([self.theta(member).cpu().numpy() for member in range(count)]), **kept}
+
+
+def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) -> SampledPredictive:
+    """Run the chains on a coreset, log how well they agree, and return the predictive of their samples."""
+    if ctx.precision != "float32":
+        raise ValueError(f"{inference.name} computes in float32, not in {ctx.precision!r}")
+    shape, seeds = coreset.images.shape[1:], inference.seeds(ctx.seed)
+    images = torch.tensor(coreset.images, device=ctx.device)
+    targets = torch.tensor(coreset.targets, device=ctx.device)
+    targets = targets.long() if coreset.convention == "class" else targets.float()
+    flats = [FlatNetwork(network.build(shape, coreset.classes, seed).to(ctx.device)) for seed in seeds]
+    noise = [torch.Generator(ctx.device).manual_seed(seed) for seed in seeds]
+    theta = torch.stack([flat.initial() for flat in flats])
+    if inference.start == "normal":
+        theta = torch.stack([0.1 * torch.randn(flats[0].size, generator=g, device=ctx.device) for g in noise])
+    prior = Prior.of(inference.prior, inference.weight_decay, flats[0].size)
+    choosers = [_Chooser(images, targets, inference, seed) for seed in seeds] if inference.stochastic(coreset) else None
+    potential = CoresetPotential(
+        flats[0], images, targets, coreset.convention, prior, choose=choosers, batched=inference.batched
+    )
+    kernel = inference.kernel(potential, theta, noise, len(images))
+    samples = Samples(ctx.scratch if inference.samples_in == "disk" else None)
+    schedule = Schedule(inference.burn, inference.samples, inference.thin)
+
+    def describe(theta: Tensor, energy: Tensor) -> dict[str, Tensor]:
+        loss = potential.loss(theta, energy)
+        return {"loss": loss, "worst_loss": loss.max(), "norm": torch.linalg.vector_norm(theta, dim=1)}
+
+    more = {
+        f"{name}.{chain}": getattr(chooser, name)
+        for chain, chooser in enumerate(choosers or ())
+        for name in ("rows", "pixels")
+    }
+    run(kernel, schedule, samples, ctx, state=more, what=f"{inference.chains} chains", describe=describe)
+
+    def member(index: int) -> Tensor:
+        return samples.read(*divmod(index, inference.samples))
+
+    count = inference.chains * inference.samples
+    statistics = [_statistics(flats[0], member(index).to(ctx.device), images, ctx.seed) for index in range(count)]
+    predictive = SampledPredictive(flats[0], member, statistics, keep=inference.keep, device=ctx.device)
+    ctx.log(**agreement(predictive, coreset.images, inference.chains))
+    return predictive
+
+
+def restore(inference: Sampler, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> SampledPredictive:
+    """Return the predictive of samples that were kept."""
+    flat = FlatNetwork(network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device))
+    theta = torch.tensor(arrays["theta"])
+    prefix = "statistics."
+    names = [name for name in arrays if name.startswith(prefix)]
+    stacked = {name.removeprefix(prefix): torch.tensor(arrays[name], device=ctx.device) for name in names}
+    statistics = [{name: values[index] for name, values in stacked.items()} for index in range(len(theta))]
+    return SampledPredictive(flat, lambda index: theta[index], statistics, keep=inference.keep, device=ctx.device)
+
+
+def agreement(predictive: SampledPredictive, images: Array, chains: int) -> dict[str, float]:
+    """Return R-hat and effective sample size of the class probabilities of some images: the worst and the median.
+
+    Function values, not parameters, for a network's parameters may be permuted without any change to what it says.
+    """
+    probes = images[np.unique(np.linspace(0, len(images) - 1, _PROBES).round().astype(int))]
+    log_probs = predictive.log_probs(probes)
+    draws = log_probs.reshape(chains, len(log_probs) // chains, -1)
+    if draws.shape[1] < diagnostics.SMALLEST:
+        return {}
+    found = {"rhat": diagnostics.rhat(draws), "ess": diagnostics.ess(draws)}
+    # A class that every sample gives the same probability tells nothing; chains that stand still at places of their
+    # own have an infinite R-hat, which is no reason to end the stage.
+    varying = {name: np.minimum(values[~np.isnan(values)], _INFINITE) for name, values in found.items()}
+    worst = {"rhat": np.max, "ess": np.min}
+    return {
+        f"{name}{suffix}": float(reduce(values))
+        for name, values in varying.items()
+        if len(values)
+        for suffix, reduce in (("", worst[name]), ("_median", np.median))
+    }
+
+
+class _Chooser:
+    """Draws the rows of one chain: a random batch of a coreset that is larger than one, augmented.
+
+    Not from the chain's noise, so that what is drawn here does not change how the chain is kicked.
+    """
+
+    def __init__(self, images: Tensor, targets: Tensor, inference: Sampler, seed: int) -> None:
+        self.images, self.targets = images, targets
+        self.size = inference.rows(len(images))
+        self.augment = strategy(inference.augmentation_used(), images.shape[1])
+        self.rows = torch.Generator().manual_seed(seed ^ 0x5DEECE66D)
+        self.pixels = torch.Generator(images.device).manual_seed(seed ^ 0x2545F4914F6CDD1D)
+
+    def __call__(self) -> Batch:
+        images, targets = self.images, self.targets
+        if self.size < len(images):
+            rows = torch.randperm(len(images), generator=self.rows)[: self.size].to(images.device)
+            images, targets = images[rows], targets[rows]
+        return self.augment(images, self.pixels, chooser=self.rows), targets
+
+
+def _statistics(network: FlatNetwork, theta: Tensor, images: Tensor, seed: int) -> dict[str, Tensor]:
+    """Return BatchNorm's statistics of the coreset, averaged over shuffled parts of equal size if it is large."""
+    if not network.buffers or len(images) <= _STATISTICS_ROWS:
+        return network.recomputed_statistics(theta, images)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed)).to(images.device)
+    parts = order.tensor_split(math.ceil(len(images) / _STATISTICS_ROWS))
+    found = [network.recomputed_statistics(theta, images[rows]) for rows in parts]
+    return {
+        name: torch.stack([part[name] for part in found]).mean(0) if value.is_floating_point() else value
+        for name, value in found[0].items()
+    }

@@ -1,0 +1,181 @@
+"""Sampling the parameters of networks as inference: SGHMC and HMC. Torch is imported when something is fitted."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from bpcbench.api import Context, Inference, Network, Predictive, option
+from bpcbench.records import Arrays, Coreset, Offer
+from bpcbench_torch.inferences import Ensemble
+from bpcbench_torch.strategy import strategy
+
+if TYPE_CHECKING:
+    import torch
+
+    from bpcbench_torch.chains import Kernel
+    from bpcbench_torch.potential import Potential
+
+
+@dataclass(frozen=True)
+class Sampler(Inference):
+    """Bayesian model averaging over samples of exp(-E(theta) / T), E the loss summed over the coreset plus the prior.
+
+    The loss follows the coreset's convention, as for `network` and `ensemble`: cross-entropy for `class` and
+    `probabilities`; for `centred` targets, real and unbounded, 0.5 ||f - y||^2, a Gaussian likelihood of unit variance
+    (of variance T at temperature T), with the softmax of the outputs as probabilities. While sampling, BatchNorm uses
+    the rows at hand; predictions use statistics of the coreset, recomputed for every sample.
+
+    Logged are the norm of theta, the training loss, and in the end the worst and the median R-hat and effective sample
+    size of class probabilities of coreset images (Vehtari et al., 2021).
+    """
+
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
+
+    chains: int = option(3, "number of chains, each from its own initial network")
+    samples: int = option(10, "samples kept of each chain")
+    burn: int = option(250, "steps before the first sample")
+    thin: int = option(25, "steps from sample to sample")
+    temperature: float = option(0.01, "T of exp(-E/T); below 1 the posterior is cold")
+    prior: Literal["l2", "norm", "gaussian"] = option(
+        "l2", "l2: n w/2 |theta|^2, norm: n w |theta| as in BPC-D's code, gaussian: w/2 |theta|^2; n images"
+    )
+    weight_decay: float | None = option(None, "w; none: BPC-D's, made independent of the network's size (gaussian: 1)")
+    start: Literal["network", "normal"] = option(
+        "network", "where chains start: initial weights of the network, or N(0, 0.01) as in BPC-D's code"
+    )
+    batched: bool = option(False, "send all chains through the network together; equal up to rounding")
+    samples_in: Literal["memory", "disk"] = option("memory", "where samples are kept while the stage runs", key=False)
+    keep: bool = option(True, "keep the samples in the store, so that further splits need no new chains", key=False)
+
+    def __post_init__(self) -> None:
+        for name, least in (("chains", 1), ("samples", 1), ("burn", 0), ("thin", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if self.weight_decay is not None and self.weight_decay < 0:
+            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
+
+    def seeds(self, seed: int) -> list[int]:
+        """Return a seed per chain: those of an ensemble, so that chains start where its members do."""
+        return Ensemble(members=self.chains).seeds(seed)
+
+    def rows(self, count: int) -> int:
+        """Return how many of `count` coreset images a step looks at."""
+        return count
+
+    def augmentation_used(self) -> str:
+        """Return the name of the augmentation."""
+        return "none"
+
+    def stochastic(self, coreset: Coreset) -> bool:
+        """Say whether a step draws anything, rows or augmentations, beside the noise of the sampler."""
+        return self.rows(len(coreset)) < len(coreset) or self.augmentation_used() != "none"
+
+    @abc.abstractmethod
+    def kernel(
+        self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: int
+    ) -> Kernel:
+        """Return the sampler of chains that start at theta, for a coreset of so many rows."""
+
+    def accepts(self, offer: Offer) -> str | None:
+        """Return a reason for networks of another framework."""
+        if offer.network.framework != "torch":
+            return f"{self.name} samples torch networks, and {offer.network.name} is a {offer.network.framework} one"
+        return None
+
+    def fit(self, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+        """Return the predictive of freshly drawn samples."""
+        from bpcbench_torch.sampled import fit
+
+        return fit(self, coreset, network, ctx)
+
+    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+        """Return the predictive of the samples that were kept."""
+        from bpcbench_torch.sampled import restore
+
+        return restore(self, arrays, coreset, network, ctx)
+
+
+@dataclass(frozen=True)
+class SGHMCInference(Sampler):
+    """Stochastic gradient Hamiltonian Monte Carlo, the inference of the BPC papers (Kim et al., NeurIPS 2022).
+
+    theta <- theta + eps m; m <- (1 - friction) m - eps grad E + sqrt(2 friction T) N(0, I), with eps^2 = lr / n for n
+    images: without noise this is SGD with learning rate lr and momentum 1 - friction on the mean loss. BPC-D's code
+    is lr 0.01, friction 0.1, T 0.01, prior norm, start normal, augmentation dsa, burn 250, thin 5, 50 samples, 1 chain.
+    """
+
+    name: ClassVar[str] = "sghmc"
+
+    lr: float = option(0.01, "eps^2 n: the learning rate of the SGD that this is without its noise")
+    friction: float = option(0.1, "share of the momentum that is lost at every step")
+    batch_size: int = option(1000, "images per step; a coreset that is not larger is used whole")
+    augmentation: str = option("none", "strategy while sampling, such as dsa or paper")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr <= 0 or self.batch_size < 1:
+            raise ValueError(f"lr and batch_size must be positive, got {self.lr} and {self.batch_size}")
+        if not 0 < self.friction <= 1:
+            raise ValueError(f"friction must be above 0 and at most 1, got {self.friction}")
+        strategy(self.augmentation, 1)
+
+    def rows(self, count: int) -> int:
+        return min(count, self.batch_size)
+
+    def augmentation_used(self) -> str:
+        return self.augmentation
+
+    def kernel(
+        self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: int
+    ) -> Kernel:
+        from bpcbench_torch.sghmc import SGHMC
+
+        step_size = math.sqrt(self.lr / rows)
+        return SGHMC(
+            potential, theta, generators, step_size=step_size, friction=self.friction, temperature=self.temperature
+        )
+
+
+@dataclass(frozen=True)
+class HMCInference(Sampler):
+    """Hamiltonian Monte Carlo with Metropolis acceptance, for small networks: every step sees the whole coreset.
+
+    A step is a trajectory of `leapfrog` gradients. Its end is accepted with probability min(1, exp(-dH / T)), where H
+    is E plus the kinetic energy. Step sizes are adapted while burning in; see the curve `acceptance`.
+    """
+
+    name: ClassVar[str] = "hmc"
+
+    burn: int = option(50, "trajectories before the first sample")
+    thin: int = option(1, "trajectories from sample to sample")
+    leapfrog: int = option(20, "gradients per trajectory")
+    lr: float = option(0.01, "eps^2 n of the first step size eps")
+    acceptance: float = option(0.8, "share of accepted trajectories to adapt the step size to; 0: do not adapt it")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.leapfrog < 1 or self.lr <= 0:
+            raise ValueError(f"leapfrog and lr must be positive, got {self.leapfrog} and {self.lr}")
+        if not 0 <= self.acceptance < 1:
+            raise ValueError(f"acceptance must be at least 0 and below 1, got {self.acceptance}")
+
+    def kernel(
+        self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: int
+    ) -> Kernel:
+        from bpcbench_torch.hmc import HMC
+
+        return HMC(
+            potential,
+            theta,
+            generators,
+            step_size=math.sqrt(self.lr / rows),
+            steps=self.leapfrog,
+            temperature=self.temperature,
+            acceptance=self.acceptance,
+        )

@@ -1,0 +1,132 @@
+"""Batches of real data: every image once per epoch, the same from memory and from disk, and data larger than memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bpcbench.records import Data, Facts, Split
+from bpcbench.testing import toy_data, toy_given
+from bpcbench_torch.batches import Batches
+
+
+def batches(data: Data, size: int, **more: int) -> Batches:
+    return Batches(data, toy_given().transform, size=size, seed=3, device="cpu", **more)
+
+
+def numbered(count: int) -> Data:
+    """Images that say which one they are, in their pixels and in their label."""
+    numbers = np.arange(count)
+    images = np.stack([numbers % 256, numbers // 256], 1).astype(np.uint8).reshape(count, 1, 1, 2)
+    return Data(Facts((1, 1, 2), count, {"train": count}), Split(images, numbers))
+
+
+@pytest.mark.parametrize("resident_bytes", [0, 10**9])
+def test_every_image_once_per_epoch_with_its_label(resident_bytes: int) -> None:
+    data = numbered(700)
+    stream = batches(data, 100, resident_bytes=resident_bytes)
+    epochs = []
+    for _ in range(3):
+        seen = []
+        for _ in range(7):
+            images, labels = stream.next()
+            expected = toy_given().transform.apply(data.train.images[labels.numpy()])
+            np.testing.assert_array_equal(images.numpy(), expected)
+            seen += labels.tolist()
+        assert sorted(seen) == list(range(700))
+        epochs.append(seen)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_from_disk_come_the_same_rows_as_from_memory(tmp_path: Path) -> None:
+    data = toy_data()
+    path = tmp_path / "images.npy"
+    np.save(path, data.train.images)
+    mapped = Data(data.facts, Split(np.load(path, mmap_mode="r"), data.labels))
+    memory, disk = batches(data, 16), batches(mapped, 16, resident_bytes=0)
+    assert memory.resident is not None
+    assert disk.resident is None
+    for _ in range(9):
+        (a, labels_a), (b, labels_b) = memory.next(), disk.next()
+        # Reads from disk are sorted inside a batch.
+        rows = [np.lexsort(images.flatten(1).numpy().T) for images in (a, b)]
+        np.testing.assert_array_equal(a[rows[0]], b[rows[1]])
+        np.testing.assert_array_equal(labels_a[rows[0]], labels_b[rows[1]])
+    disk.load_state_dict(memory.state_dict())
+    assert torch.equal(disk.rows(), memory.rows())
+
+
+LARGE = """
+import json, resource, sys, time
+import numpy as np
+from bpcbench.records import Data, Facts, Given, Split, Transform
+from bpcbench_torch.batches import Batches
+from bpcbench_torch.networks import ConvNN
+from bpcbench_torch.preprocessing import Standardize
+from bpcbench_vbpc.method import VBPC
+from bpcbench.testing import context
+from pathlib import Path
+
+def resident():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+count, classes = 1_281_167, 1000
+images = np.memmap(sys.argv[1], np.uint8, "r", shape=(count, 3, 64, 64))
+labels = np.arange(count) % classes
+data = Data(Facts((3, 64, 64), classes, {"train": count}), Split(images, labels))
+transform = Transform(Standardize(), {"mean": np.full(3, 0.5), "std": np.full(3, 0.25)})
+Batches(Data(data.facts, Split(images[:10], labels[:10])), transform, size=10, seed=0, device="cpu").next()
+before, begin = resident(), time.process_time()
+stream = Batches(data, transform, size=256, seed=0, device="cpu")
+made = time.process_time() - begin
+begin = time.process_time()
+taken = [stream.next() for _ in range(4)]
+each = (time.process_time() - begin) / 4
+growth = resident() - before
+written = {int(row) for row in json.loads(sys.argv[2])}
+order = np.concatenate([np.sort(stream.order[i * 256 : (i + 1) * 256].numpy()) for i in range(4)])
+values = np.concatenate([images.numpy() for images, _ in taken])
+right = all((values[i] == (2.0 if int(row) in written else -2.0)).all() for i, row in enumerate(order))
+right = right and np.array_equal(np.concatenate([labels.numpy() for _, labels in taken]), order % classes)
+method = VBPC(steps=2, batch=64, network=ConvNN(width=2), pool=2, augmentation="none", learn_labels=False)
+narrow = Data(Facts((3, 64, 64), 2, {"train": count}), Split(images, labels % 2))
+coreset = method.distil(narrow, 1, Given(transform), context(Path(sys.argv[3])))
+print(json.dumps({"bytes": images.nbytes, "growth": growth, "made": made, "each": each, "right": bool(right),
+    "shape": coreset.images.shape, "resident": stream.resident is not None, "peak_growth":
+    resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to measure memory")
+def test_data_larger_than_memory_stream_from_a_memory_map(tmp_path: Path) -> None:
+    """A file of ImageNet's size at 64x64, with holes instead of most images: 15.7 GB of which little is on the disk."""
+    path, one = tmp_path / "imagenet64.bin", 3 * 64 * 64
+    order = torch.randperm(1_281_167, generator=torch.Generator().manual_seed(0))[: 4 * 256 : 50]
+    with path.open("wb") as file:
+        file.truncate(1_281_167 * one)
+        for row in order.tolist():
+            file.seek(row * one)
+            file.write(b"\xff" * one)
+    assert path.stat().st_size == 15_742_980_096
+    assert path.stat().st_blocks * 512 < 10_000_000
+    command = [sys.executable, "-c", LARGE, str(path), json.dumps(order.tolist()), str(tmp_path / "stage")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["bytes"] == path.stat().st_size
+    assert found["right"]
+    assert not found["resident"]
+    assert found["shape"] == [2, 3, 64, 64]
+    # Labels, order and batches; a copy of the data would be 15.7 GB, or 63 GB in float32.
+    assert found["growth"] < 250e6
+    assert found["peak_growth"] < 1e9
+    assert found["made"] < 5
+    # Reading ahead around every row would take seconds.
+    assert found["each"] < 0.5

@@ -1,0 +1,149 @@
+"""What a step computes, compiled: equal to eager execution, compiled once, resumed exactly, and working in workers."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo
+import torch._inductor.config
+from torch import Tensor
+
+from bpcbench.errors import UserError
+from bpcbench.options import identity
+from bpcbench.plugins import Registry
+from bpcbench.testing import MethodConformance, context, toy_data, toy_given
+from bpcbench_distill.method import FRePo
+from bpcbench_torch import computation
+from bpcbench_torch.computation import Compiled, Computation
+from bpcbench_torch.networks import ConvBN
+from bpcbench_torch.pool_method import PoolMethod
+from bpcbench_vbpc.method import VBPC
+
+SMALL = ConvBN(width=2, depth=1, order="conv-first")
+SHORT = VBPC(steps=8, network=SMALL, batch=16, pool=2, updates=2, compile=True)
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    """One thread, on which generated code depends, and no function is compiled twice: torch would raise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        yield
+    torch.set_num_threads(before)
+
+
+def computed(compute: Computation, seed: int) -> dict[str, Tensor]:
+    """Return everything a computation gives for a network and random images, gradients and statistics included."""
+    model = SMALL.build((1, 8, 8), 3, seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for norm in model.norms:
+        norm.running_mean.normal_(generator=generator)
+        norm.running_var.uniform_(0.5, 2.0, generator=generator)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    real = torch.randn(16, 1, 8, 8, generator=generator)
+    rows = torch.randn(6, 1, 8, 8, generator=generator, requires_grad=True)
+    targets = torch.randn(6, 3, generator=generator, requires_grad=True)
+    features = compute.constant(model, real)
+    assert not features.requires_grad
+    values = compute.outer(model, rows, targets, features, torch.arange(16) % 3)
+    found = dict(zip(("images", "targets"), torch.autograd.grad(values["loss"], [rows, targets]), strict=True))
+    # Neither the statistics nor gradients of the network come of the outer loss.
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.train()
+    loss = compute.pool_loss(model, rows.detach(), targets.detach())
+    loss.backward()
+    gradients = {f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()}
+    return {**found, **values, **gradients, **dict(model.named_buffers()), "features": features, "pool loss": loss}
+
+
+def agree(method: PoolMethod, folder: Path) -> None:
+    """Check compiled against eager execution; a limit of one compilation is for two networks."""
+    ctx = context(folder)
+    eager, compiled = Computation(method, 100, ctx), Compiled(method, 100, ctx, SMALL.build((1, 8, 8), 3, 0))
+    for seed in (1, 2):
+        wanted, found = computed(eager, seed), computed(compiled, seed)
+        assert wanted.keys() == found.keys()
+        for name, value in wanted.items():
+            # A bias in front of a BatchNorm has a gradient of rounding errors alone.
+            atol = 1e-5 * float(value.detach().double().norm()) + 1e-5
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=atol, msg=name)
+
+
+def test_compiled_is_eager_but_for_the_last_bits(tmp_path):
+    agree(SHORT, tmp_path)
+
+
+def test_frepo_and_batch_statistics_are_one_graph_as_well(monkeypatch, tmp_path):
+    """Without generating code, which takes most of the time."""
+    compiler = functools.partial(torch.compile, dynamic=False, fullgraph=True, backend="aot_eager")
+    monkeypatch.setattr(computation, "_compile", compiler)
+    options = {"network": SMALL, "statistics": "batch", "compile": True}
+    agree(VBPC(**options), tmp_path / "vbpc")
+    torch._dynamo.reset()
+    agree(FRePo(**options), tmp_path / "frepo")
+
+
+def test_bf16_is_for_the_constant_features_only(tmp_path):
+    exact = computed(Computation(SHORT, 100, context(tmp_path / "a")), 1)
+    rough = computed(Computation(SHORT, 100, context(tmp_path / "b", precision="bf16")), 1)
+    assert rough["features"].dtype == torch.float32
+    assert not torch.equal(rough["features"], exact["features"])
+    torch.testing.assert_close(rough["features"], exact["features"], rtol=0.05, atol=0.05)
+    assert torch.equal(rough["pool loss"], exact["pool loss"])
+    assert torch.equal(rough["kl"], exact["kl"])
+
+
+class TestCompiled(MethodConformance):
+    """Interrupted and resumed by somebody who compiles anew, it ends with the same bits.
+
+    Networks are replaced on the way. A second compilation of a function would raise, also one for another coreset.
+    """
+
+    plugin = SHORT
+    interruptions = (5,)
+    test_valid = test_deterministic = None
+
+
+def test_results_without_compile_keep_their_keys(registry: Registry):
+    assert "compile" not in identity(registry, replace(SHORT, compile=False))["options"]
+    assert identity(registry, SHORT)["options"]["compile"] is True
+
+
+def test_a_missing_compiler_is_one_clear_message(tmp_path):
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(UserError, match=r"`compile: true` needs a C\+\+ compiler"),
+    ):
+        SHORT.distil(toy_data(), 2, toy_given(), context(tmp_path))
+
+
+SUITE = """
+name: compiled
+protocol: 1
+datasets: [digits]
+ipc: [1]
+methods:
+  vbpc: {steps: 4, batch: 16, network: {plugin: conv-bn, width: 2, depth: 1, order: conv-first}, pool: 2, updates: 2}
+inferences:
+  vi: {steps: 2}
+networks:
+  conv-bn: {width: 2}
+metrics: [acc]
+threads: 1
+"""
+
+
+def test_workers_compile(write_suite, tmp_path):
+    """Workers are forked from a server that has torch loaded; `compile` is an option like any other there."""
+    command = [sys.executable, "-m", "bpcbench", "run", write_suite(SUITE), "methods.vbpc.compile=true"]
+    command += ["--out", str(tmp_path / "out"), "--jobs", "1", "--no-mlflow"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr

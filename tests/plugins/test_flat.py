@@ -1,0 +1,124 @@
+"""A network as a function of flat parameters is the module it was made from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from bpcbench_torch.flat import FlatNetwork
+from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
+
+NETWORKS = [
+    ConvBN(width=4),
+    ConvIN(width=4, growth=1, order="conv-first", init="torch"),
+    ConvGN(width=4),
+    ConvNN(width=4),
+]
+
+
+def flattened(module):
+    return torch.cat([value.detach().flatten() for value in module.parameters()])
+
+
+@pytest.fixture(params=NETWORKS, ids=lambda network: network.name)
+def module(request):
+    return request.param.build((1, 8, 8), 3, 0)
+
+
+@pytest.fixture
+def images():
+    return torch.randn(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_it_is_the_module(module, images):
+    flat = FlatNetwork(module)
+    assert flat.size == sum(p.numel() for p in module.parameters()) == len(flat.initial())
+    torch.testing.assert_close(flat.initial(), flattened(module))
+    torch.testing.assert_close(flat(flat.initial(), images), module.train()(images), rtol=1e-5, atol=1e-5)
+    # After a step of the module's own, as its parameters are then.
+    with torch.no_grad():
+        for value in module.parameters():
+            value.add_(torch.randn_like(value), alpha=0.1)
+    theta = flattened(module)
+    torch.testing.assert_close(flat(theta, images), module(images), rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_shared_or_kept(module, images):
+    flat = FlatNetwork(module)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    first = flat(flat.initial(), images)
+    flat.initial().zero_()
+    flat.recomputed_statistics(flat.initial(), images)
+    flat(flat.initial(), 5 * images)
+    assert torch.equal(flat(flat.initial(), images), first)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    with torch.no_grad():
+        for value in module.parameters():
+            value.zero_()
+    assert torch.equal(flat(flat.initial(), images), first)
+
+
+def test_gradients_are_the_modules(module, images):
+    flat, labels = FlatNetwork(module), torch.arange(12) % 3
+    theta = flat.initial().requires_grad_()
+    x = images.clone().requires_grad_()
+    ours = torch.autograd.grad(F.cross_entropy(flat(theta, x), labels), [theta, x])
+    module.train()
+    theirs = torch.autograd.grad(F.cross_entropy(module(x), labels), [*module.parameters(), x])
+    torch.testing.assert_close(ours[0], torch.cat([g.reshape(-1) for g in theirs[:-1]]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ours[1], theirs[-1], rtol=1e-4, atol=1e-6)
+
+
+def test_second_derivatives(images):
+    for network in NETWORKS:
+        flat = FlatNetwork(network.build((1, 8, 8), 3, 0).double())
+        labels = torch.arange(4) % 3
+        theta, x = flat.initial().requires_grad_(), images[:4].double().requires_grad_()
+
+        def slope(theta, x, flat=flat, labels=labels):
+            (g,) = torch.autograd.grad(F.cross_entropy(flat(theta, x), labels), theta, create_graph=True)
+            return g
+
+        along = torch.randn(flat.size, dtype=torch.float64)
+        ours = torch.autograd.grad(slope(theta, x), [theta, x], along)
+        nudge = 1e-6
+        moved = slope(theta + nudge * along, x) - slope(theta - nudge * along, x)
+        torch.testing.assert_close(ours[0], moved.detach() / (2 * nudge), rtol=1e-4, atol=1e-6)
+
+
+def test_vmap_over_parameters(module, images):
+    flat = FlatNetwork(module)
+    thetas = flat.initial() + 0.1 * torch.randn(3, flat.size)
+    together = torch.func.vmap(flat, in_dims=(0, None))(thetas, images)
+    torch.testing.assert_close(together, torch.stack([flat(t, images) for t in thetas]), rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_are_those_of_the_images(images):
+    module = ConvBN(width=4, order="conv-first").build((1, 8, 8), 3, 0)
+    flat = FlatNetwork(module)
+    buffers = flat.recomputed_statistics(flat.initial(), images)
+    assert set(buffers) == set(flat.buffers) == set(dict(module.named_buffers()))
+    first = module.convs[0](images.contiguous(memory_format=torch.channels_last))
+    torch.testing.assert_close(buffers["norms.0.running_mean"], first.mean((0, 2, 3)).detach())
+    torch.testing.assert_close(buffers["norms.0.running_var"], first.var((0, 2, 3)).detach())
+    # With fixed statistics a row no longer depends on its neighbours, with those of the batch it does.
+    fixed = flat(flat.initial(), images, statistics=buffers)
+    torch.testing.assert_close(flat(flat.initial(), images[:1], statistics=buffers), fixed[:1], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(flat(flat.initial(), images[:2]), flat(flat.initial(), images)[:2], atol=1e-3)
+    assert not flat.row_wise
+    assert FlatNetwork(NETWORKS[1].build((1, 8, 8), 3, 0)).row_wise
+
+
+def test_wrong_sizes_are_refused(images):
+    flat = FlatNetwork(NETWORKS[0].build((1, 8, 8), 3, 0))
+    with pytest.raises(ValueError, match=r"must have shape \(\d+,\), got \(3,\)"):
+        flat(torch.zeros(3), images)
+
+
+@pytest.mark.parametrize("order", ["norm-first", "conv-first"])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)])
+@pytest.mark.parametrize("cls", [ConvBN, ConvIN, ConvGN, ConvNN])
+def test_parameters_are_counted_without_building(cls, shape, order):
+    network = cls(width=8, order=order)
+    assert network.parameters(shape, 7) == sum(p.numel() for p in network.build(shape, 7, 0).parameters())
