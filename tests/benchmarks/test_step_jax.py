@@ -48,28 +48,33 @@ SAME = 5
 """How many steps, from the same start, must have the same losses."""
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-3)], ids=["64", "32"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_loss_and_gradients_are_equal(case: Case, tmp_path: Path) -> None:
+def test_loss_and_gradients_are_equal(case: Case, dtype: torch.dtype, tolerance: float, tmp_path: Path) -> None:
+    """In float64 beyond doubt; in float32 each is off by about 1e-4, for the coreset's kernel is ill-conditioned."""
     method = case.method()
-    model = method.network.build(case.shape, 10, 0).eval()
+    model = method.network.build(case.shape, 10, 0).to(dtype).eval()
     generator = torch.Generator().manual_seed(1)
     for norm in list(model.norms)[1:]:
         norm.running_mean.normal_(std=0.1, generator=generator)
         norm.running_var.uniform_(0.5, 2.0, generator=generator)
-    images = torch.randn(case.rows, *case.shape, generator=generator, requires_grad=True)
-    targets = torch.eye(10)[torch.arange(case.rows) % 10] - 0.1
+    images = torch.randn(case.rows, *case.shape, generator=generator, dtype=dtype, requires_grad=True)
+    targets = torch.eye(10, dtype=dtype)[torch.arange(case.rows) % 10] - 0.1
     targets.requires_grad_()
-    real, labels = torch.randn(64, *case.shape, generator=generator), torch.arange(64) % 10
-    compute = Computation(method, 64, context(tmp_path))
-    loss = compute.outer(model, images, targets, compute.constant(model, real), labels)["loss"]
+    real = torch.randn(32, *case.shape, generator=generator, dtype=dtype)
+    labels = torch.arange(len(real)) % 10
+    compute = Computation(method, len(real), context(tmp_path))
+    loss = compute.outer(model, images, targets, model.features(real).detach(), labels)["loss"]
     gradients = torch.autograd.grad(loss, [images, targets])
-    learned = {"images": _last(images), "targets": targets.detach().numpy()}
-    found, there = jax.jit(jax_step.loss_and_gradients)(
-        learned, *jax_step.from_torch(model), _last(real), labels.numpy().astype(np.int32)
-    )
-    assert float(found) == pytest.approx(loss.item(), rel=1e-4)
+    with jax.enable_x64(dtype == torch.float64):
+        learned = {"images": _last(images), "targets": targets.detach().numpy()}
+        found, there = jax.jit(jax_step.loss_and_gradients)(
+            learned, *jax_step.from_torch(model), _last(real), labels.numpy().astype(np.int32)
+        )
+    assert float(found) == pytest.approx(loss.item(), rel=min(tolerance, 1e-4))
     for ours, theirs in ((_last(gradients[0]), there["images"]), (gradients[1].numpy(), there["targets"])):
-        assert np.linalg.norm(ours - np.asarray(theirs)) < 1e-4 * np.linalg.norm(ours)
+        assert theirs.dtype == ours.dtype
+        assert np.linalg.norm(ours - np.asarray(theirs)) < tolerance * np.linalg.norm(ours)
 
 
 def _last(images: torch.Tensor) -> np.ndarray:
