@@ -104,6 +104,12 @@ def test_plan_tells_cached_from_to_do(store, capsys):
     assert "expected: unknown" not in text
 
 
+def test_plan_shows_what_is_shared(tmp_path, capsys):
+    assert main(["plan", "bpc:digits", "--out", str(tmp_path)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " trajectories [" in line]
+    assert line.endswith("10 members, 2.7 MB, for bpc-cd, bpc-fkl, bpc-rkl, bpc-w, fbpc")
+
+
 def test_wrong_words_end_with_code_2_and_no_traceback(tmp_path):
     for words in (
         ["run"],

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,26 @@ def _summary(prepared: session.Session) -> str:
     return "\n".join(lines)
 
 
+def _shared(stages: Iterable[Planned]) -> Iterator[str]:
+    """Yield a line for each prerequisite: how many members it has, and the plugins that use them."""
+    members: dict[str, dict[str, Planned]] = {}
+    users: dict[str, set[str]] = {}
+    for planned in stages:
+        stage = planned.stage
+        if stage.kind == "prerequisite":
+            members.setdefault(stage.key, {})[stage.id] = planned
+        for need in stage.needs:
+            users.setdefault(need, set()).add(stage.plugin)
+    for key, found in members.items():
+        first = next(iter(found.values())).stage
+        label = first.label.removesuffix(f" {first.members[0]}")
+        known = [planned.bytes for planned in found.values()]
+        size = "" if None in known else f", {spell_bytes(sum(b for b in known if b is not None))}"
+        count = f"{len(found)} members" if len(found) > 1 else "once"
+        used = ", ".join(sorted(set().union(*(users.get(name, set()) for name in found)) - {first.plugin}))
+        yield f"  {label} [{key[:12]}]: {count}{size}" + (f", for {used}" if used else "")
+
+
 def plan(arguments: argparse.Namespace) -> int:
     """Say what a run would do."""
     prepared = _prepare(arguments)
@@ -122,6 +143,8 @@ def plan(arguments: argparse.Namespace) -> int:
         print(json.dumps([_as_json(planned) for planned in prepared.plan.stages], indent=1))
         return 0
     print(_summary(prepared))
+    for line in _shared(prepared.plan.stages):
+        print(line)
     for planned in prepared.plan.stages if arguments.all else ():
         stage = planned.stage
         cost = f"{spell(planned.seconds)}, {spell_bytes(planned.bytes)}"
