@@ -44,7 +44,7 @@ class Trajectories(Prerequisite):
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
 
     network: Network = refers(
-        "network", "conv-in", "what the experts are", width=128, growth=1, order="conv-first", init="torch"
+        "network", "conv-in", "what the experts are", width=128, growth=1, order="conv-first", init="torch", eps=1e-5
     )
     epochs: int = option(50, "E: epochs per expert")
     lr: float = option(0.01, "learning rate")

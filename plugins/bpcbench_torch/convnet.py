@@ -17,14 +17,14 @@ _TRUNCATED_STD = 0.87962566103423978
 """Standard deviation of a unit normal truncated at two sigma: what LeCun's initialisation divides by."""
 
 
-def _norm(kind: Norm, channels: int, groups: int) -> nn.Module:
-    """Return the normalisation, with Flax's epsilons; its BatchNorm gives a new batch the weight 0.9."""
+def _norm(kind: Norm, channels: int, groups: int, eps: float) -> nn.Module:
+    """Return the normalisation; BatchNorm gives a new batch the weight 0.9."""
     if kind == "bn":
-        return nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)
+        return nn.BatchNorm2d(channels, eps=eps, momentum=0.9)
     if kind == "gn":
-        return nn.GroupNorm(min(groups, channels), channels, eps=1e-6)
+        return nn.GroupNorm(min(groups, channels), channels, eps=eps)
     if kind == "in":
-        return nn.GroupNorm(channels, channels, eps=1e-6)
+        return nn.GroupNorm(channels, channels, eps=eps)
     return nn.Identity()
 
 
@@ -77,6 +77,7 @@ class ConvNet(nn.Module):
         init: Init,
         generator: torch.Generator,
         groups: int = 32,
+        eps: float = 1e-5,
     ) -> None:
         super().__init__()
         channels, rows, columns = shape
@@ -85,7 +86,7 @@ class ConvNet(nn.Module):
         inputs = [channels, *filters[:-1]]
         self.norm_first = order == "norm-first"
         normed = [0, *inputs[1:]] if self.norm_first else filters
-        self.norms = nn.ModuleList(_norm(norm, count, groups) if count else nn.Identity() for count in normed)
+        self.norms = nn.ModuleList(_norm(norm, count, groups, eps) if count else nn.Identity() for count in normed)
         # skip_init: torch's own initialisation would draw from the global generator.
         self.convs = nn.ModuleList(
             nn.utils.skip_init(nn.Conv2d, before, after, 3, padding=1 if block else 1 + padding)

@@ -84,7 +84,12 @@ class ConvNetwork(Network):
             init=self.init,
             generator=torch.Generator().manual_seed(seed % _SEEDS),
             groups=_GROUPS,
+            eps=self.epsilon(),
         )
+
+    def epsilon(self) -> float:
+        """Return what a normalisation adds to variances: Flax's value."""
+        return 1e-6
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,10 @@ class ConvBN(ConvNetwork):
     name: ClassVar[str] = "conv-bn"
     norm: ClassVar[Literal["bn"]] = "bn"
 
+    def epsilon(self) -> float:
+        """Return Flax's value for BatchNorm."""
+        return 1e-5
+
 
 @dataclass(frozen=True)
 class ConvIN(ConvNetwork):
@@ -101,6 +110,12 @@ class ConvIN(ConvNetwork):
 
     name: ClassVar[str] = "conv-in"
     norm: ClassVar[Literal["in"]] = "in"
+
+    eps: float = option(1e-6, "what is added to variances: Flax's 1e-6, or torch's 1e-5", absent=1e-6)
+
+    def epsilon(self) -> float:
+        """Return the option."""
+        return self.eps
 
 
 @dataclass(frozen=True)
