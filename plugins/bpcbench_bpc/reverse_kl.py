@@ -63,16 +63,19 @@ class ReverseKL(TrajectoryMethod):
         (fitted,) = descend(problem, problem.window(0), self.inner_steps)
         images, labels = problem.real()
         own = len(problem.images) / problem.examples if not self.official else 1.0
-        covariance = Covariance()
+        covariance, base = Covariance(), None
         for first in range(0, self.draws, self.chunk):
             count = min(self.chunk, self.draws - first)
             thetas = problem.around(fitted, self.sigma, count)
-            real = _log_likelihood(problem.network, thetas, images, labels)
+            real = _log_likelihoods(problem.network, thetas, images, labels)
             pseudo, slopes = _pseudo(problem, thetas)
-            covariance.add(own * pseudo - real, slopes)
+            # A constant per example does not change a covariance, and averaging what is left keeps float32's digits.
+            base = (real[0], pseudo[0]) if base is None else base
+            covariance.add(own * (pseudo - base[1]).mean(1) - (real - base[0]).mean(1), slopes)
+        assert base is not None
         gradients = covariance.total(self.draws if self.official else self.draws - 1)
         norm = torch.linalg.vector_norm(gradients[0])
-        return Estimate(gradients, values={"gradient": norm, "likelihood": covariance.mean})
+        return Estimate(gradients, values={"gradient": norm, "likelihood": own * base[1].mean() - base[0].mean()})
 
 
 class Covariance:
@@ -111,8 +114,8 @@ class Covariance:
         return [array / divisor for array in self.sums]
 
 
-def _log_likelihood(network: FlatNetwork, thetas: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean log-likelihood of a batch under each draw, (draws,)."""
+def _log_likelihoods(network: FlatNetwork, thetas: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-likelihood of each image of a batch under each draw, (draws, batch)."""
     import torch
 
     from bpcbench_bpc.energy import outputs
@@ -121,20 +124,22 @@ def _log_likelihood(network: FlatNetwork, thetas: Tensor, images: Tensor, labels
     with torch.no_grad():
         logits = torch.cat([outputs(network, thetas, part) for part in parts], 1)
     log_probs = torch.log_softmax(logits, -1)
-    return log_probs.gather(-1, labels[None, :, None].expand(len(thetas), -1, 1)).mean((1, 2))
+    return log_probs.gather(-1, labels[None, :, None].expand(len(thetas), -1, 1)).squeeze(2)
 
 
 def _pseudo(problem: Problem, thetas: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the mean log-likelihood of the coreset under each draw, and the gradients of each draw's sum."""
+    """Return each coreset image's log-likelihood under each draw, (draws, n), and the gradients of each draw's sum."""
     import torch
+    import torch.nn.functional as F  # noqa: N812
 
-    from bpcbench_bpc.energy import energies, outputs
+    from bpcbench_bpc.energy import outputs
 
     count = len(thetas)
     # A copy per draw, so that one backward pass gives the gradient of each.
     leaves = [leaf.detach().expand(count, *leaf.shape).clone().requires_grad_() for leaf in problem.learned]
     targets = problem.classes if problem.logits is None else torch.softmax(leaves[1], -1)
     logits = outputs(problem.network, thetas, leaves[0])
-    values = -energies(logits, targets)
-    slopes = torch.autograd.grad(len(problem.images) * values.sum(), leaves)
+    each = targets if problem.logits is not None else targets.expand(count, -1)
+    values = -F.cross_entropy(logits.flatten(0, 1), each.flatten(0, 1), reduction="none").view(count, -1)
+    slopes = torch.autograd.grad(values.sum(), leaves)
     return values.detach(), list(slopes)
