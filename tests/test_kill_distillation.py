@@ -1,5 +1,4 @@
-"""VBPC and FRePo killed by SIGKILL in the middle of distilling, and an expert in the middle of its training, through the
-command line: the same bits in the end.
+"""VBPC and FRePo killed by SIGKILL while they distil, and an expert while it trains: the same bits in the end.
 
 Pool networks, their optimisers, the optimiser of images and labels, the order of the real batches and three generators
 are restored; the killed run differs from the other one only in that.

@@ -44,7 +44,7 @@ VARIANTS = {
     "torch, compile, bf16": ("compile bf16", {}),
 }
 EMULATED = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-"""Whether this CPU has no bfloat16 instructions: a step then takes several times longer, and only the small one runs."""
+"""Whether this CPU lacks bfloat16 instructions: a step then takes several times longer, and only the small one runs."""
 ROUNDS = int(os.environ.get("BPCBENCH_ROUNDS", "5"))
 SAME = 5
 """How many steps, from the same start, must have the same losses."""
