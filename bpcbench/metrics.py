@@ -102,12 +102,13 @@ def batch_nll(member_log_likelihood: Array, batch: int = 128) -> float:
     return 0.0 - float(total) / logs.shape[1]
 
 
-def temperature(log_probs: Array, labels: Array) -> float:
+def temperature(log_probs: Array, labels: Array, prior: float = 0.0) -> float:
     """Return the temperature T in [0.01, 100] at which `nll(temper(log_probs, T), labels)` is smallest.
 
-    The NLL is convex in 1/T, so that it has one minimum, which is bracketed in log T. It is 1 where no other is better
-    (uniform predictions, a label of probability 0), and near a bound where the NLL falls for ever (every label is the
-    most probable class). It has no direction. Guo et al., "On calibration of modern neural networks", ICML 2017.
+    It is 1 where no other is better (uniform predictions, a label of probability 0), and near a bound where the NLL
+    falls for ever (every label is the most probable class), unless there is a `prior`: with it, T is the most probable
+    one when log T ~ N(0, 1/prior), which few examples feel and many do not. It has no direction. Guo et al., "On
+    calibration of modern neural networks", ICML 2017.
     """
     from scipy.optimize import minimize_scalar
 
@@ -115,11 +116,17 @@ def temperature(log_probs: Array, labels: Array) -> float:
 
     def loss(log_temperature: float) -> float:
         scaled = temper(logs, float(np.exp(log_temperature)))
-        return float(np.mean(-scaled[np.arange(len(truth)), truth]))
+        return float(np.mean(-scaled[np.arange(len(truth)), truth])) + prior * log_temperature**2 / (2 * len(truth))
 
     if not np.isfinite(loss(0.0)):
         return 1.0
-    found = minimize_scalar(loss, bounds=tuple(np.log(_TEMPERATURES)), method="bounded", options={"xatol": 1e-7})
+    low, high = np.log(_TEMPERATURES)
+    # The NLL is convex in 1/T and has one minimum; with a prior there may be more, so a coarse grid comes first.
+    grid = np.linspace(low, high, 93 if prior else 2)
+    best = float(grid[np.argmin([loss(value) for value in grid])]) if prior else 0.0
+    reach = float(grid[1] - grid[0])
+    bounds = (max(low, best - reach), min(high, best + reach))
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-7})
     # Not for the sake of rounding: of uniform predictions every temperature is as good as 1.
     return float(np.exp(found.x)) if found.fun < loss(0.0) - 1e-12 else 1.0
 

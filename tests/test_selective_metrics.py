@@ -139,6 +139,31 @@ def test_tempering() -> None:
     np.testing.assert_array_equal(metrics.temper(certain, 3.0), certain)
 
 
+def test_a_prior_keeps_the_temperature_of_faultless_predictions_away_from_zero() -> None:
+    log_probs, labels = _few_sure_predictions(40)
+    found = metrics.temperature(log_probs, labels, prior=1.0)
+    assert metrics.temperature(log_probs, labels) < 0.1 < found
+    # n log(1 + exp(-m/T)) + (log T)^2 / 2, for log-odds m, has this derivative with respect to log T.
+    margin, count = 2.0, len(labels)
+    slope = count * (margin / found) / (1 + np.exp(margin / found)) + np.log(found)
+    assert slope == pytest.approx(0, abs=1e-3)
+    many, more_labels = _few_sure_predictions(40_000)
+    assert metrics.temperature(many, more_labels, prior=1.0) < found
+
+
+def test_a_prior_vanishes_behind_many_examples() -> None:
+    log_probs, labels = predictions(0, n=20_000, heat=3.0)
+    without, with_prior = (metrics.temperature(log_probs, labels, prior=prior) for prior in (0.0, 1.0))
+    assert with_prior == pytest.approx(without, rel=1e-3)
+    assert with_prior != without
+
+
+def _few_sure_predictions(count: int) -> tuple[np.ndarray, np.ndarray]:
+    labels = np.arange(count) % 2
+    logits = np.where(np.arange(2) == labels[:, None], 1.0, -1.0)
+    return logits - np.logaddexp(1.0, -1.0), labels
+
+
 def test_temperatures_at_the_edges() -> None:
     log_probs = np.log(np.array([[0.6, 0.4], [0.3, 0.7]]))
     sharpest = metrics.temperature(log_probs, np.array([0, 1]))

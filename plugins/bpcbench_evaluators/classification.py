@@ -26,12 +26,13 @@ class Classification(Evaluator):
     inequality is at least `nll`. Arrays: those of the reliability diagram and of the risk-coverage curve.
 
     With `temperature`, also `nll_ts`, the NLL after dividing all log-probabilities by one `temperature`, fitted on the
-    validation part of the training data; there is none while settings are chosen, since that part is then what is
-    evaluated. With `legacy`, for inferences that sample, also `nll_batch128`, as reference code computes it.
+    validation part of the training data with a prior log T ~ N(0, 1), without which a part that is classified without
+    an error would have T = 0; there is none while settings are chosen, since that part is then what is evaluated.
+    With `legacy`, for inferences that sample, also `nll_batch128`, as reference code computes it.
     """
 
     name: ClassVar[str] = "classification"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     bins: int = option(15, "number of equally wide confidence bins of ECE and of the reliability diagram")
     temperature: bool = option(False, "also the NLL at a temperature fitted on the validation part", absent=False)
@@ -54,7 +55,7 @@ class Classification(Evaluator):
             **{f"acc_at_{c}": metrics.accuracy_at_coverage(log_probs, labels, c) for c in _COVERAGES},
         }
         if held_out is not None:
-            values["temperature"] = metrics.temperature(held_out.log_probs, _labels(held_out))
+            values["temperature"] = metrics.temperature(held_out.log_probs, _labels(held_out), prior=1.0)
             values["nll_ts"] = metrics.nll(metrics.temper(log_probs, values["temperature"]), labels)
         if predicted.member_log_likelihood is not None:
             values["member_nll"] = metrics.member_nll(predicted.member_log_likelihood)

@@ -129,6 +129,6 @@ def test_every_metric_has_a_direction(nothing_given: Given) -> None:
 
 
 def test_it_is_its_own_configuration() -> None:
-    assert (Classification.name, Classification.version, Classification().bins) == ("classification", 2, 15)
+    assert (Classification.name, Classification.version, Classification().bins) == ("classification", 3, 15)
     with pytest.raises(AttributeError):
         Classification().bins = 3  # type: ignore[misc]
