@@ -4,8 +4,8 @@
 
 Real images as a coreset, an expert of width 16, windows that start at epochs 0, 2, 5 and 8, T 15, sigma 0.01, no
 augmentation; rKL with S 10 and real batches of 256, fKL with S 5, as in `bpc:digits`. Printed are the cosine of two
-independent estimates, that of an estimate with one of many draws (and all data), and the ratio of their norms. Nothing
-is asserted beyond what a cosine is.
+independent estimates, that of an estimate with one of many draws (and all data), and the ratio of their norms. Asserted
+is only that fKL's few draws agree better with each other than rKL's.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def test_the_noise_of_an_estimate(ipc: int) -> None:
     print(
         f"\nipc {ipc}\n| method | start | two estimates | with many draws | ratio of norms |\n|---|---:|---:|---:|---:|"
     )
+    agreement: dict[str, list[float]] = {name: [] for name in METHODS}
     for name, (few, many) in METHODS.items():
         for start in (0, 2, 5, 8):
             wanted = gradient(many, start, 99, len(images))
@@ -96,4 +97,5 @@ def test_the_noise_of_an_estimate(ipc: int) -> None:
             to_it = float(np.mean([cosine(one, wanted) for one in found]))
             ratio = float(np.mean([float(one.norm() / wanted.norm()) for one in found]))
             print(f"| {name} | {start} | {among:.2f} | {to_it:.2f} | {ratio:.1f} |", flush=True)
-            assert all(-1.001 <= value <= 1.001 for value in (among, to_it))
+            agreement[name].append(among)
+    assert np.mean(agreement["bpc-fkl"]) > np.mean(agreement["bpc-rkl"])

@@ -168,3 +168,11 @@ def test_cuda_agrees_with_cpu(network: type[ConvNetwork]) -> None:
     outputs = model.to("cuda")(x.to("cuda"))
     assert outputs.device.type == "cuda"
     assert torch.allclose(outputs.cpu(), expected, atol=1e-2)  # convolutions may run in TF32
+
+
+def test_normalisations_have_their_epsilons() -> None:
+    wanted = {ConvBN(width=8): 1e-5, ConvIN(width=8): 1e-6, ConvIN(width=8, eps=1e-5): 1e-5, ConvGN(width=8): 1e-6}
+    for network, eps in wanted.items():
+        norms = [layer for layer in network.build((1, 28, 28), 10, 0).norms if not isinstance(layer, nn.Identity)]
+        assert norms
+        assert {layer.eps for layer in norms} == {eps}
