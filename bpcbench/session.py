@@ -96,6 +96,7 @@ def tune(
     found = registry()
     doc, path = read(found, suite, [*overrides, *([f"device={device}"] if device else [])])
     space = tuning.declared(doc)
+    validate(found, doc)  # a mistake of the suite's own is said once, not once per trial
     trials = validate(found, tuning.trial_document(doc, space, str(doc.values.get("name") or path.stem)))
     known = metric_names(trials.evaluators.values())
     if known and space.objective not in known:

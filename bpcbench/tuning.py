@@ -70,6 +70,8 @@ def declared(doc: Document) -> Tuning:
     trials: list[Trial] = []
     for method, space in raw["space"].items():
         path = ("tune", "space", method)
+        if space is False:
+            continue  # left out, as everywhere in a suite
         if not isinstance(space, Mapping) or not 1 <= len(space) <= MAX_OPTIONS:
             mistake(path, f"expected 1 to {MAX_OPTIONS} options with their values")
             continue
@@ -91,6 +93,8 @@ def declared(doc: Document) -> Tuning:
             mistake(("tune", "inference", method), unknown("inference of the suite", label, labels))
     if mistakes:
         raise Mistakes("tune", mistakes)
+    if not trials:
+        raise UserError("tune.space: every method is left out")
     return Tuning(tuple(trials), str(raw.get("objective", "nll")), count, dict(under))
 
 

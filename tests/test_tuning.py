@@ -84,6 +84,7 @@ def test_each_method_is_judged_under_one_inference(registry):
         (SUITE + "  inference: {kmeans: netwrk}\n", "unknown inference of the suite 'netwrk'; did you mean 'network'"),
         (SUITE + "  inference: {random: network}\n", "unknown method of the space 'random'"),
         (SUITE + "  inference: network\n", "expected {METHOD: INFERENCE}"),
+        (SUITE.replace("kmeans: {iterations: [1, 2, 3, 4, 5]}", "kmeans: false"), "every method is left out"),
     ],
 )
 def test_wrong_declarations_are_refused(text, complaint, tmp_path):
@@ -91,6 +92,19 @@ def test_wrong_declarations_are_refused(text, complaint, tmp_path):
     with pytest.raises(BpcbenchError, match=complaint):
         session.tune(str(tmp_path / "s.yaml"), out=tmp_path / "store", inline=True)
     assert not (tmp_path / "store").exists()
+
+
+def test_a_mistake_of_the_suite_is_said_once(tmp_path):
+    (tmp_path / "s.yaml").write_text(SUITE.replace("kmeans: {iterations: 7}", "kmeans: {iteration: 7}"))
+    with pytest.raises(BpcbenchError) as caught:
+        session.tune(str(tmp_path / "s.yaml"), out=tmp_path / "store", inline=True)
+    assert str(caught.value).count("did you mean 'iterations'") == 1
+
+
+def test_a_method_of_the_space_can_be_left_out():
+    text = SUITE.replace("    kmeans: {", "    random: {x: [1, 2]}\n    kmeans: {")
+    found = tuning.declared(parse(text.replace("random: {x: [1, 2]}", "random: false"), "s"))
+    assert {trial.method for trial in found.trials} == {"kmeans"}
 
 
 def test_a_preset_names_the_best_setting_and_is_extended(tmp_path, capsys, registry):

@@ -64,6 +64,7 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, given: Given, ctx: Co
     windows = Windows(
         given[ROLE],
         max_start=method.max_start,
+        min_start=method.min_start,
         order="passes" if method.official else "uniform",
         seed=ctx.seed + 1,
         device=device,

@@ -26,8 +26,9 @@ class TrajectoryMethod(Method):
     """Learns images u by SGD on a divergence between two posteriors of a network's parameters theta.
 
     The posterior given all data is represented by an expert's trajectory tau, that given u by T steps of SGD on u from
-    a point of the same trajectory, theta_u. Each outer iteration draws an expert and a start t < max_start, runs the
-    inner SGD, and takes one step along the method's own gradient estimate. Energies are means of cross-entropies.
+    a point of the same trajectory, theta_u. Each outer iteration draws an expert and a start t of
+    [min_start, max_start), runs the inner SGD, and takes one step along the method's own gradient estimate. Energies
+    are means of cross-entropies.
 
     Preset `clean` is the mathematics of the paper. `official` does what the public code does where that differs: each
     method says how, and in all of them experts are visited in shuffled passes (clean: drawn independently), `auto`
@@ -41,6 +42,7 @@ class TrajectoryMethod(Method):
     trajectories: Prerequisite = refers("prerequisite", "trajectories", "the experts; their network is the method's")
     experts: int = option(100, "how many experts are used")
     max_start: int = option(20, "windows start at an epoch below this")
+    min_start: int = option(0, "windows start at this epoch or later; 0 is the expert's initialisation")
     ahead: int = option(1, "e: epochs from the start of a window to its target")
     inner_steps: int = option(30, "T: SGD steps on the coreset per iteration")
     inner_lr: float = option(0.03, "step size of the inner SGD")
@@ -59,8 +61,11 @@ class TrajectoryMethod(Method):
         for name in ("steps", "experts", "max_start", "ahead"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.inner_steps < 0:
-            raise ValueError(f"inner_steps must not be negative, got {self.inner_steps}")
+        for name in ("min_start", "inner_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.min_start >= self.max_start:
+            raise ValueError(f"min_start {self.min_start} must be below max_start {self.max_start}")
         for name in ("inner_lr", "lr", "label_lr", "label_scale"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -76,7 +81,10 @@ class TrajectoryMethod(Method):
     def _check_window(self, plan: Trajectories) -> None:
         if self.ahead % plan.stride:
             raise ValueError(f"ahead must be a multiple of the trajectories' stride {plan.stride}, got {self.ahead}")
-        last = max(epoch for epoch in plan.snapshots if epoch < self.max_start) + self.reach(plan)
+        starts = [epoch for epoch in plan.snapshots if self.min_start <= epoch < self.max_start]
+        if not starts:
+            raise ValueError(f"no snapshot from epoch {self.min_start} to below {self.max_start}: lower min_start")
+        last = max(starts) + self.reach(plan)
         if last > plan.epochs:
             raise ValueError(
                 f"windows reach epoch {last} but the trajectories end at {plan.epochs}: lower max_start or ahead"

@@ -16,7 +16,7 @@ Window = Callable[[int], Tensor]
 
 
 class Windows:
-    """Draws an expert and a start epoch below `max_start`; snapshots are read from disk when they are asked for.
+    """Draws an expert and a start epoch of [min_start, max_start); snapshots are read from disk when asked for.
 
     Order `uniform` draws experts with replacement; `passes` visits all of them in a shuffled order, then again.
     """
@@ -26,6 +26,7 @@ class Windows:
         made: Made,
         *,
         max_start: int,
+        min_start: int = 0,
         order: Literal["uniform", "passes"],
         seed: int,
         device: str,
@@ -33,7 +34,7 @@ class Windows:
         assert isinstance(made.plugin, Trajectories)
         self.members = made.members
         self.names = tuple(made.members)
-        self.starts = [epoch for epoch in made.plugin.snapshots if epoch < max_start]
+        self.starts = [epoch for epoch in made.plugin.snapshots if min_start <= epoch < max_start]
         self.uniform = order == "uniform"
         self.device = device
         self.generator = torch.Generator().manual_seed(seed)

@@ -179,6 +179,11 @@ def test_the_public_sampler():
         ({"steps": 0}, "steps must be at least 1"),
         ({"lr": 0.0}, "lr must be above 0"),
         ({"inner_steps": -1}, "inner_steps"),
+        ({"min_start": 20}, "min_start 20 must be below max_start 20"),
+        (
+            {"trajectories": replace(PLAN, epochs=4, stride=2), "max_start": 2, "min_start": 1, "ahead": 2},
+            "no snapshot",
+        ),
         ({"momentum": 1.0}, "momentum"),
         ({"augmentation": "flop"}, "flop"),
         ({"trajectories": Standardize()}, "not standardize"),

@@ -156,6 +156,8 @@ def test_windows_cover_experts_and_starts_and_resume(stored):
     windows = Windows(made, max_start=3, order="uniform", seed=0, device="cpu")
     starts = [float(windows.draw()(0)[0]) for _ in range(100)]
     assert set(starts) == {0, 1, 2, 10, 11, 12}
+    late = Windows(made, max_start=3, min_start=2, order="uniform", seed=0, device="cpu")
+    assert {float(late.draw()(0)[0]) for _ in range(100)} == {2, 12}
     passes = Windows(made, max_start=1, order="passes", seed=0, device="cpu")
     firsts = [float(passes.draw()(0)[0]) for _ in range(20)]
     assert all({firsts[i], firsts[i + 1]} == {0, 10} for i in range(0, 20, 2))
