@@ -224,6 +224,18 @@ class Store:
                 if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
                     shutil.rmtree(left, ignore_errors=True)
 
+    def prune_scratch(self) -> int:
+        """Remove interrupted attempts and damaged members, but no attempt that is under way; return the bytes freed."""
+        freed = folder.size(self.root / "damaged")
+        shutil.rmtree(self.root / "damaged", ignore_errors=True)
+        attempts = self.root / "scratch" / "stages"
+        for path in sorted(attempts.iterdir()) if attempts.is_dir() else ():
+            stage = path.name.replace("-", ":", 1).replace(",", "/")
+            with contextlib.suppress(Busy), self.lock(stage):
+                freed += folder.size(path)
+                self.discard_scratch(stage)
+        return freed
+
     def note_timing(self, family: str, seconds: float, size: int) -> None:
         """Remember what a stage cost, for estimates."""
         _append(self.root / "timings.jsonl", {"family": family, "seconds": seconds, "bytes": size})
@@ -260,6 +272,8 @@ class Store:
 
 def check_writable(root: Path) -> None:
     """Raise StoreError unless `root` can be created and written; nothing is created."""
+    if wrong := sorted(set("?#") & set(str(root.absolute()))):
+        raise StoreError(f"{root}: MLflow's database cannot lie in a folder whose path has {' or '.join(wrong)}")
     existing = root
     # Not `exists`, which raises where a folder above may not be searched.
     while not os.access(existing, os.F_OK):

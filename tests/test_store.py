@@ -269,6 +269,27 @@ def test_lock_dies_with_its_holder_alone(store: Store) -> None:
             os.kill(child, signal.SIGKILL)
 
 
+def test_pruning_leaves_what_is_under_way(store: Store) -> None:
+    for stage in ("stage:1", "prerequisite:ab@0/a-b"):
+        attempt = store.scratch(stage) / "one"
+        attempt.mkdir(parents=True)
+        (attempt / "checkpoint").write_bytes(b"12345")
+    hold = HOLD.replace('lock("stage")', 'lock("stage:1")')
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(store.root)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    children = [int(word) for word in holder.stdout.readline().split()]
+    try:
+        assert store.prune_scratch() == 5
+        assert [store.scratch(stage).exists() for stage in ("stage:1", "prerequisite:ab@0/a-b")] == [True, False]
+    finally:
+        holder.kill()
+        holder.wait()
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+    until(lambda: store.prune_scratch() == 5, 5)
+    assert not store.scratch("stage:1").exists()
+
+
 def test_next_run_makes_damaged_results_again(toy) -> None:
     toy.write("[toy-real]").run(jobs=0)
     before = toy.results()

@@ -223,8 +223,8 @@ def store(arguments: argparse.Namespace) -> int:
     verb = "pruned" if arguments.yes else "would prune (repeat with --yes)"
     for address in chosen if arguments.yes else ():
         found.remove(address)
-    for path in extra if arguments.yes and arguments.scratch else ():
-        shutil.rmtree(path, ignore_errors=True)
+    if arguments.yes and arguments.scratch:
+        scratch = found.prune_scratch()
     print(f"{verb}: {len(chosen)} members, {spell_bytes(total)}; scratch and damaged: {spell_bytes(scratch)}")
     return 0
 

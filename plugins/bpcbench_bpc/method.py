@@ -42,7 +42,7 @@ class TrajectoryMethod(Method):
     trajectories: Prerequisite = refers("prerequisite", "trajectories", "the experts; their network is the method's")
     experts: int = option(100, "how many experts are used")
     max_start: int = option(20, "windows start at an epoch below this")
-    min_start: int = option(0, "windows start at this epoch or later; 0 is the expert's initialisation")
+    min_start: int = option(0, "windows start at this epoch or later; 0 is the initialisation", absent=0)
     ahead: int = option(1, "e: epochs from the start of a window to its target")
     inner_steps: int = option(30, "T: SGD steps on the coreset per iteration")
     inner_lr: float = option(0.03, "step size of the inner SGD")

@@ -76,8 +76,8 @@ class ConvNet(nn.Module):
         order: Order,
         init: Init,
         generator: torch.Generator,
-        groups: int = 32,
-        eps: float = 1e-5,
+        groups: int,
+        eps: float,
     ) -> None:
         super().__init__()
         channels, rows, columns = shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from bpcbench import session
@@ -46,6 +48,18 @@ def test_the_settings_of_bpc_cd(registry):
         ("cifar10", 50): (2, 1000, 0.01),
     }
     assert {m.inner_steps for m in found.values()} == {10}
+
+
+def test_the_papers_table_has_the_same_settings(registry):
+    table = load(registry, "paper/main").settings
+    for name, labels in (("cifar10", ("bpc-rkl", "bpc-fkl")), ("contrastive", ("bpc-cd",))):
+        own = load(registry, f"bpc:{name}").settings
+        shared = own.keys() & table.keys()
+        assert shared
+        for key in shared:
+            for label in labels:
+                here, there = (asdict(settings[key].methods[label].plugin) for settings in (own, table))
+                assert here == {**there, "trajectories": here["trajectories"]}
 
 
 def test_all_methods_share_the_experts_and_their_size_is_planned(tmp_path):
