@@ -2,11 +2,11 @@
 
     pytest tests/benchmarks/test_estimator_direction.py -s -m benchmark
 
-Real images as a coreset, an expert of width 16, windows that start at epochs 0, 2, 5 and 8, T 15, no augmentation, the
-step sizes and noises of `presets/bpc-digits`, but many draws, so that noise is out of the question. The measure is the
-cross-entropy of all training data after the T inner steps. Printed are the cosine of a method's gradient with the exact
-gradient of that measure, and by how much the measure changes when the images move by 0.05 standard deviations per pixel
-along the method's descent direction, beside the change along the exact one. Asserted is only that the exact one helps.
+Real images as a coreset, an expert of width 16, windows that start at epochs 0, 2, 5 and 8, T 15, no augmentation, by
+step size of the inner SGD; many draws, so that noise is out of the question. The measure is the cross-entropy of all
+training data after the T inner steps. Printed are the cosine of a method's gradient with the exact gradient of that
+measure, and by how much the measure changes, for each window, when the images move by 0.05 standard deviations per
+pixel along the method's descent direction. Asserted is only that moving along the exact gradient helps.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from bpcbench_bpc.wasserstein import Wasserstein
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.networks import ConvIN
 
-METHODS: dict[str, tuple[TrajectoryMethod, int, float]] = {
-    "bpc-fkl": (ForwardKL(inner_steps=15, draws=100), 1, 0.1),
-    "bpc-fkl, no noise": (ForwardKL(inner_steps=15, draws=1, sigma=0.0), 1, 0.1),
-    "bpc-cd": (Contrastive(inner_steps=15, sigma=0.01), 100, 0.02),
-    "fbpc": (FunctionSpace(trajectories=Trajectories(), inner_steps=15, points=5, delta=0.1, draws=200), 1, 0.1),
-    "bpc-w": (Wasserstein(inner_steps=15, ahead=2), 1, 0.1),
+METHODS: dict[str, tuple[TrajectoryMethod, int]] = {
+    "bpc-fkl": (ForwardKL(inner_steps=15, draws=50, sigma=0.003), 1),
+    "bpc-cd": (Contrastive(inner_steps=15, sigma=0.001), 20),
+    "fbpc": (FunctionSpace(trajectories=Trajectories(), inner_steps=15, points=5, delta=0.1, draws=100), 1),
+    "bpc-w": (Wasserstein(inner_steps=15, ahead=2), 1),
 }
-"""The method, how many estimates are averaged, and its inner step size."""
+"""The method, and how many of its estimates are averaged."""
+RATES = (0.02, 0.05, 0.1, 0.2)
 STARTS = (0, 2, 5, 8)
 STEP = 0.05
 
@@ -84,17 +84,23 @@ def test_the_direction_of_a_gradient(ipc: int) -> None:
             )
         return float(loss(after) - loss(before))
 
-    print(f"\nipc {ipc}")
-    print("| method | start | cosine | change of the loss | along the exact one |\n|---|---:|---:|---:|---:|")
-    for name, (method, repeats, rate) in METHODS.items():
-        for start in STARTS:
-            right = exact(start, rate)
-            found = torch.stack(
-                [method.estimate(problem(start, rate, images[rows])).gradients[0] for _ in range(repeats)]
-            ).mean(0)
-            best = change(start, rate, right)
-            print(
-                f"| {name} | {start} | {cosine(found, right):+.2f} | {change(start, rate, found):+.4f} | {best:+.4f} |",
-                flush=True,
-            )
-            assert best < 0 or np.isclose(best, 0, atol=1e-3)
+    def cells(*values: float) -> str:
+        return " | ".join(f"{value:+.4f}" for value in values)
+
+    heads = " | ".join(f"from {start}" for start in STARTS)
+    print(f"\nipc {ipc}\n| step size | along | cosine | {heads} |\n|---:|---|---:|{'---:|' * len(STARTS)}")
+    for rate in RATES:
+        right = [exact(start, rate) for start in STARTS]
+        best = [change(start, rate, gradient) for start, gradient in zip(STARTS, right, strict=True)]
+        print(f"| {rate} | exact gradient | +1.00 | {cells(*best)} |", flush=True)
+        for name, (method, repeats) in METHODS.items():
+            found = [
+                torch.stack(
+                    [method.estimate(problem(start, rate, images[rows])).gradients[0] for _ in range(repeats)]
+                ).mean(0)
+                for start in STARTS
+            ]
+            alike = float(np.mean([cosine(one, other) for one, other in zip(found, right, strict=True)]))
+            changes = [change(start, rate, gradient) for start, gradient in zip(STARTS, found, strict=True)]
+            print(f"| {rate} | {name} | {alike:+.2f} | {cells(*changes)} |", flush=True)
+        assert sum(best) < 0
