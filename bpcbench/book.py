@@ -17,9 +17,11 @@ from typing import Any
 
 from bpcbench.cellrun import Point, names, read_cell, run_name
 from bpcbench.environment import git_hash, machine, versions
+from bpcbench.errors import StoreError
 from bpcbench.keys import digest
+from bpcbench.locks import Busy
 from bpcbench.plan import Cell, Plan
-from bpcbench.store import Busy, Store
+from bpcbench.store import Store
 
 BATCH = 1000
 OPENING_SECONDS = 120.0
@@ -37,7 +39,11 @@ _DEFAULTS = {
 
 def tracking_uri(store: Path) -> str:
     """Return where runs are logged: MLFLOW_TRACKING_URI, else an SQLite file in the store."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.absolute() / 'mlflow.db'}"
+    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+        return uri
+    if wrong := sorted(set("?#") & set(str(store.absolute()))):
+        raise StoreError(f"{store}: MLflow's database cannot lie in a folder whose path has {' or '.join(wrong)}")
+    return f"sqlite:///{store.absolute() / 'mlflow.db'}"
 
 
 def cell_key(cell: Cell) -> str:
@@ -69,7 +75,7 @@ class Book:
         deadline = time.monotonic() + OPENING_SECONDS
         while True:
             try:
-                with self.store.lock("mlflow"):
+                with self.store.turn("mlflow"):
                     return self._open()
             except Busy:
                 if time.monotonic() > deadline:
@@ -167,7 +173,7 @@ class Book:
     def log_cell(self, cell: Cell, run_id: str | None = None, logged: Set[tuple[str, int]] = frozenset()) -> None:
         """Log a finished cell from the store and end its run; points that were followed live are not repeated."""
         try:
-            with self.store.lock(f"mlflow:{cell_key(cell)}"):
+            with self.store.turn(f"mlflow:{cell_key(cell)}"):
                 if not self._has(cell):
                     self._log_cell(cell, run_id, logged)
                 elif run_id is not None:

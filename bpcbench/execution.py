@@ -33,6 +33,10 @@ def execute(
     from bpcbench.store import Store, check_writable
 
     check_writable(session.out)
+    if track:
+        from bpcbench.book import tracking_uri
+
+        tracking_uri(session.out)  # refused before anything is written
     store = session.store or Store.open(session.out)
     _remember(session, store)
     _tidy(session.plan, store)
@@ -94,7 +98,7 @@ def _forget(store: Store, stage: Stage) -> None:
 
 def _tidy(plan: Plan, store: Store) -> None:
     """Remove the scratch of finished stages: what is left if a process is killed between its commit and its end."""
-    from bpcbench.store import Busy
+    from bpcbench.locks import Busy
 
     made = {f"predict:{cell.predict}" for cell in plan.cells if cell.predict}
     made |= {f"coreset:{cell.coreset.key}" for cell in plan.cells if cell.coreset}

@@ -23,6 +23,7 @@ from bpcbench.engine import Outcome, Task
 from bpcbench.errors import BpcbenchError, Stopped
 from bpcbench.folder import size
 from bpcbench.keys import Address
+from bpcbench.locks import Busy
 from bpcbench.members import Members
 from bpcbench.options import as_ref, build
 from bpcbench.plugins import Registry, registry
@@ -41,7 +42,7 @@ from bpcbench.records import (
 )
 from bpcbench.seeding import derive, seed_globals
 from bpcbench.splits import evaluated_split, training_data
-from bpcbench.store import Busy, Store
+from bpcbench.store import Store
 
 FIT = "fit"
 _PLUGIN_KIND = {"prerequisite": "prerequisite", "coreset": "method", "predict": "inference", "score": "evaluator"}

@@ -6,20 +6,20 @@ STORE/stages/KIND/KEY/MEMBER/stage.json  what was made, from what, how long it t
 STORE/scratch/...                        checkpoints and events of attempts that are under way
 STORE/damaged/...                        what failed its checksum, set aside
 STORE/verified.jsonl                     which files were verified in full, by identity; only a cache
+STORE/locks, STORE/turns                 what is being made or done right now, by byte; empty
 STORE/timings.jsonl                      seconds and bytes of past stages, for estimates; only a cache
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 from bpcbench import folder
 from bpcbench.errors import StoreError
 from bpcbench.keys import Address
+from bpcbench.locks import Busy, held
 from bpcbench.records import Arrays
 
 SCHEMA = 1
@@ -43,10 +44,6 @@ class Artefact:
     folder: Path
     meta: Mapping[str, Any]
     arrays: Arrays
-
-
-class Busy(Exception):
-    """Another process is working on that address."""
 
 
 @dataclass
@@ -142,7 +139,7 @@ class Store:
         self._meta.pop(address, None)
         target = self.root / "damaged" / f"{address.kind}-{address.key}-{address.folder}-{uuid.uuid4().hex[:8]}"
         target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
             self.path(address).rename(target)
         self.messages.append(f"damaged: {address}: {problem}; set aside in {target}")
 
@@ -191,25 +188,20 @@ class Store:
             self._note_verified(str(address), identity)
         return won
 
-    @contextlib.contextmanager
-    def lock(self, stage: str) -> Iterator[None]:
+    def lock(self, stage: str) -> AbstractContextManager[None]:
         """Hold the exclusive right to make a stage; raise Busy if another process has it.
 
-        One byte of one file per stage: nothing is left behind, a dead process holds nothing, and where the file
-        system has no locks work may be done twice but, since the first commit wins, never wrongly.
+        Where the file system has no locks work may be done twice but, since the first commit wins, never wrongly.
         """
-        position = int(hashlib.sha256(stage.encode()).hexdigest()[:15], 16)
-        descriptor = os.open(self.root / "locks", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, position)
-            except (BlockingIOError, PermissionError):
-                raise Busy(stage) from None
-            except OSError:
-                self.messages.append("this file system has no locks; simultaneous runs may repeat each other's work")
-            yield
-        finally:
-            os.close(descriptor)
+        return self._locked("locks", self.scratch(stage).name)
+
+    def turn(self, name: str) -> AbstractContextManager[None]:
+        """Hold the exclusive right to do something that is no stage; raise Busy if another process has it."""
+        # A file of its own: closing it must not drop the lock of the stage that the process may be making.
+        return self._locked("turns", name)
+
+    def _locked(self, file: str, name: str) -> AbstractContextManager[None]:
+        return held(self.root / file, name, self.messages.append)
 
     def scratch(self, stage: str) -> Path:
         """Return the folder that holds all attempts at a stage."""
@@ -218,22 +210,32 @@ class Store:
     def discard_scratch(self, stage: str) -> None:
         """Remove all attempts at a stage; called by the lock's holder once the result is committed."""
         shutil.rmtree(self.scratch(stage), ignore_errors=True)
-        # What processes that were killed while they committed or removed something have left behind.
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what processes that were killed while they committed or removed something have left behind."""
         for left in (self.root / "scratch").glob("*/tmp-*"):
             with contextlib.suppress(OSError):
                 if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
                     shutil.rmtree(left, ignore_errors=True)
 
-    def prune_scratch(self) -> int:
-        """Remove interrupted attempts and damaged members, but no attempt that is under way; return the bytes freed."""
-        freed = folder.size(self.root / "damaged")
-        shutil.rmtree(self.root / "damaged", ignore_errors=True)
-        attempts = self.root / "scratch" / "stages"
-        for path in sorted(attempts.iterdir()) if attempts.is_dir() else ():
-            stage = path.name.replace("-", ":", 1).replace(",", "/")
-            with contextlib.suppress(Busy), self.lock(stage):
+    def prune_scratch(self, *, remove: bool) -> int:
+        """Return the bytes of interrupted attempts and damaged members; remove them. Attempts under way stay."""
+        freed = 0
+        if remove:
+            self._sweep()
+        for path in _entries(self.root / "damaged"):
+            freed += folder.size(path)
+            if remove:
+                shutil.rmtree(path, ignore_errors=True)
+        for path in _entries(self.root / "scratch" / "stages"):
+            known = len(self.messages)
+            with contextlib.suppress(Busy), self._locked("locks", path.name):
+                if len(self.messages) > known:
+                    break  # without locks nobody knows what is under way
                 freed += folder.size(path)
-                self.discard_scratch(stage)
+                if remove:
+                    shutil.rmtree(path, ignore_errors=True)
         return freed
 
     def note_timing(self, family: str, seconds: float, size: int) -> None:
@@ -270,10 +272,12 @@ class Store:
         return freed
 
 
+def _entries(place: Path) -> list[Path]:
+    return sorted(place.iterdir()) if place.is_dir() else []
+
+
 def check_writable(root: Path) -> None:
     """Raise StoreError unless `root` can be created and written; nothing is created."""
-    if wrong := sorted(set("?#") & set(str(root.absolute()))):
-        raise StoreError(f"{root}: MLflow's database cannot lie in a folder whose path has {' or '.join(wrong)}")
     existing = root
     # Not `exists`, which raises where a folder above may not be searched.
     while not os.access(existing, os.F_OK):

@@ -68,10 +68,11 @@ def declared(doc: Document) -> Tuning:
         mistake(("tune", "trials"), f"expected an integer above 1, got {count!r}")
         count = 2
     trials: list[Trial] = []
+    methods = doc.values.get("methods")
     for method, space in raw["space"].items():
         path = ("tune", "space", method)
-        if space is False:
-            continue  # left out, as everywhere in a suite
+        if space is False or (isinstance(methods, Mapping) and methods.get(method, True) is False):
+            continue  # left out, as everywhere in a suite, or with its method
         if not isinstance(space, Mapping) or not 1 <= len(space) <= MAX_OPTIONS:
             mistake(path, f"expected 1 to {MAX_OPTIONS} options with their values")
             continue

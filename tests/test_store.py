@@ -17,9 +17,11 @@ import pytest
 from toy_runs import flip, until
 
 from bpcbench import folder
+from bpcbench.cli import main
 from bpcbench.errors import StoreError
 from bpcbench.keys import Address
-from bpcbench.store import Busy, Store
+from bpcbench.locks import Busy
+from bpcbench.store import Store
 
 ADDRESS = Address("coreset", "k" * 32, "final")
 ARRAYS = {
@@ -269,25 +271,42 @@ def test_lock_dies_with_its_holder_alone(store: Store) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def test_pruning_leaves_what_is_under_way(store: Store) -> None:
-    for stage in ("stage:1", "prerequisite:ab@0/a-b"):
+def test_pruning_leaves_what_is_under_way(store: Store, capsys) -> None:
+    busy, idle = "prerequisite:ab@0/a-b,c:d", "coreset:12"
+    for stage in (busy, idle):
         attempt = store.scratch(stage) / "one"
         attempt.mkdir(parents=True)
         (attempt / "checkpoint").write_bytes(b"12345")
-    hold = HOLD.replace('lock("stage")', 'lock("stage:1")')
+    hold = HOLD.replace('"stage"', repr(busy))
     holder = subprocess.Popen([sys.executable, "-c", hold, str(store.root)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     children = [int(word) for word in holder.stdout.readline().split()]
+    words = ["store", "prune", "--scratch", "--out", str(store.root)]
     try:
-        assert store.prune_scratch() == 5
-        assert [store.scratch(stage).exists() for stage in ("stage:1", "prerequisite:ab@0/a-b")] == [True, False]
+        for extra, verb, left in (([], "would prune", [True, True]), (["--yes"], "pruned", [True, False])):
+            assert main([*words, *extra]) == 0
+            output = capsys.readouterr().out
+            assert output.startswith(verb)
+            assert "damaged: 5 B" in output
+            assert [store.scratch(stage).exists() for stage in (busy, idle)] == left
     finally:
         holder.kill()
         holder.wait()
         for child in children:
             os.kill(child, signal.SIGKILL)
-    until(lambda: store.prune_scratch() == 5, 5)
-    assert not store.scratch("stage:1").exists()
+    until(lambda: store.prune_scratch(remove=True) == 5, 5)
+    assert not store.scratch(busy).exists()
+
+
+def test_taking_turns_keeps_the_lock_of_a_stage(store: Store) -> None:
+    """Closing a file drops every lock that a process has in it."""
+    probe = "import sys; from pathlib import Path; from bpcbench.store import Store\n"
+    probe += "with Store.open(Path(sys.argv[1])).lock('coreset:1'): pass"
+    with store.lock("coreset:1"):
+        with store.turn("mlflow"):
+            pass
+        tried = subprocess.run([sys.executable, "-c", probe, str(store.root)], capture_output=True, text=True)
+    assert "Busy" in tried.stderr
 
 
 def test_next_run_makes_damaged_results_again(toy) -> None:

@@ -103,8 +103,9 @@ def test_a_mistake_of_the_suite_is_said_once(tmp_path):
 
 def test_a_method_of_the_space_can_be_left_out():
     text = SUITE.replace("    kmeans: {", "    random: {x: [1, 2]}\n    kmeans: {")
-    found = tuning.declared(parse(text.replace("random: {x: [1, 2]}", "random: false"), "s"))
-    assert {trial.method for trial in found.trials} == {"kmeans"}
+    for changed in (text.replace("random: {x: [1, 2]}", "random: false"), text.replace("random: }", "random: false}")):
+        found = tuning.declared(parse(changed, "s"))
+        assert {trial.method for trial in found.trials} == {"kmeans"}
 
 
 def test_a_preset_names_the_best_setting_and_is_extended(tmp_path, capsys, registry):

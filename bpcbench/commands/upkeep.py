@@ -19,9 +19,10 @@ from urllib.parse import quote, urlencode
 from bpcbench import environment, folder, session
 from bpcbench.errors import BpcbenchError, StoreError, UserError, unknown
 from bpcbench.keys import Address
+from bpcbench.locks import Busy
 from bpcbench.plugins import registry
 from bpcbench.progress import spell_bytes
-from bpcbench.store import Busy, Store
+from bpcbench.store import Store
 
 
 def _store(arguments: argparse.Namespace) -> Store:
@@ -169,7 +170,7 @@ def _examine(root: Path) -> tuple[bool, list[str]]:
         return False, ["none yet; a run makes it"]
     try:
         store = Store.open(root)
-        with store.lock("doctor"):
+        with store.turn("doctor"):
             lines = ["locks: working" if not store.messages else f"locks: {store.messages[0]}"]
     except Busy:
         lines = ["locks: working"]
@@ -214,17 +215,16 @@ def store(arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         return _list(found, chosen, as_json=arguments.json)
     total = sum(folder.size(found.path(address)) for address in chosen)
-    extra = [found.root / name for name in ("scratch", "damaged") if (found.root / name).exists()]
     if not (arguments.kind or arguments.older or arguments.scratch):
         raise UserError("say what to prune: --kind, --older and/or --scratch")
     if not (arguments.kind or arguments.older):
         chosen, total = [], 0
-    scratch = sum(map(folder.size, extra)) if arguments.scratch else 0
+    scratch = found.prune_scratch(remove=arguments.yes) if arguments.scratch else 0
     verb = "pruned" if arguments.yes else "would prune (repeat with --yes)"
     for address in chosen if arguments.yes else ():
         found.remove(address)
-    if arguments.yes and arguments.scratch:
-        scratch = found.prune_scratch()
+    for message in found.messages:
+        print(f"bpcbench: {message}", file=sys.stderr)
     print(f"{verb}: {len(chosen)} members, {spell_bytes(total)}; scratch and damaged: {spell_bytes(scratch)}")
     return 0
 

@@ -42,7 +42,7 @@ class TrajectoryMethod(Method):
     trajectories: Prerequisite = refers("prerequisite", "trajectories", "the experts; their network is the method's")
     experts: int = option(100, "how many experts are used")
     max_start: int = option(20, "windows start at an epoch below this")
-    min_start: int = option(0, "windows start at this epoch or later; 0 is the initialisation", absent=0)
+    min_start: int = option(0, "windows start at a snapshot of this epoch or later; 0: the initialisation", absent=0)
     ahead: int = option(1, "e: epochs from the start of a window to its target")
     inner_steps: int = option(30, "T: SGD steps on the coreset per iteration")
     inner_lr: float = option(0.03, "step size of the inner SGD")
@@ -79,15 +79,19 @@ class TrajectoryMethod(Method):
         self._check_window(self.trajectories)
 
     def _check_window(self, plan: Trajectories) -> None:
-        if self.ahead % plan.stride:
+        reach = self.reach(plan)
+        if reach % plan.stride:
             raise ValueError(f"ahead must be a multiple of the trajectories' stride {plan.stride}, got {self.ahead}")
         starts = [epoch for epoch in plan.snapshots if self.min_start <= epoch < self.max_start]
         if not starts:
-            raise ValueError(f"no snapshot from epoch {self.min_start} to below {self.max_start}: lower min_start")
-        last = max(starts) + self.reach(plan)
-        if last > plan.epochs:
             raise ValueError(
-                f"windows reach epoch {last} but the trajectories end at {plan.epochs}: lower max_start or ahead"
+                f"no snapshot from epoch {self.min_start} to below {self.max_start}: lower min_start or raise max_start"
+            )
+        last = max(starts) + reach
+        if last > plan.epochs or self.max_start > plan.epochs + 1:
+            raise ValueError(
+                f"windows reach epoch {max(last, self.max_start - 1)} but the trajectories end at {plan.epochs}: "
+                "lower max_start or ahead"
             )
 
     def reach(self, plan: Trajectories) -> int:

@@ -6,7 +6,8 @@ Real images as a coreset, an expert of width 16, windows that start at epochs 0,
 step size of the inner SGD; many draws, so that noise is out of the question. The measure is the cross-entropy of all
 training data after the T inner steps. Printed are the cosine of a method's gradient with the exact gradient of that
 measure, and by how much the measure changes, for each window, when the images move by 0.05 standard deviations per
-pixel along the method's descent direction. Asserted is only that moving along the exact gradient helps.
+pixel along the method's descent direction. Asserted is only that moving along the exact gradient helps, and
+that all but CD's gradients make an acute angle with it.
 """
 
 from __future__ import annotations
@@ -103,4 +104,5 @@ def test_the_direction_of_a_gradient(ipc: int) -> None:
             alike = float(np.mean([cosine(one, other) for one, other in zip(found, right, strict=True)]))
             changes = [change(start, rate, gradient) for start, gradient in zip(STARTS, found, strict=True)]
             print(f"| {rate} | {name} | {alike:+.2f} | {cells(*changes)} |", flush=True)
+            assert alike > 0 or name == "bpc-cd"
         assert sum(best) < 0

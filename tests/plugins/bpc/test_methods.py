@@ -173,12 +173,30 @@ def test_the_public_sampler():
     assert sghmc_options(100, 10)["lr"] == pytest.approx(0.01)
 
 
+def test_windows_start_where_they_are_told_to(tmp_path):
+    read = set()
+
+    class Noting(dict):
+        def __getitem__(self, name):
+            read.add(name)
+            return super().__getitem__(name)
+
+    made = experts(PLAN)
+    given = Given(
+        testing.toy_given().transform,
+        {"experts": Made(PLAN, "", {name: Noting(arrays) for name, arrays in made.members.items()})},
+    )
+    distil(ForwardKL(**{**TINY, "steps": 8, "max_start": 3, "min_start": 1}, draws=1), tmp_path, given)
+    assert read == {"0001", "0002", "0003"}
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"steps": 0}, "steps must be at least 1"),
         ({"lr": 0.0}, "lr must be above 0"),
         ({"inner_steps": -1}, "inner_steps"),
+        ({"min_start": -1}, "min_start must not be negative"),
         ({"min_start": 20}, "min_start 20 must be below max_start 20"),
         (
             {"trajectories": replace(PLAN, epochs=4, stride=2), "max_start": 2, "min_start": 1, "ahead": 2},
