@@ -85,15 +85,15 @@ class FunctionSpace(TrajectoryMethod):
 
         chain = torch.stack(descend(problem, start, self.inner_steps, keep=self.points))
         x, y = problem.augment(problem.images), problem.targets()
-        plus, above = self._side(problem, expert.mean(0), expert, x, y)
-        minus, below = self._side(problem, chain[-1], chain, x, y)
+        plus, above = self._side(problem, expert, x, y, mean=expert.mean(0))
+        minus, below = self._side(problem, chain, x, y)
         gradients = problem.back(x, y, tuple(a - b for a, b in zip(above, below, strict=True)))
         return Estimate(gradients, values={"loss": plus - minus})
 
     def _side(
-        self, problem: Problem, mean: Tensor, thetas: Tensor, images: Tensor, targets: Tensor
+        self, problem: Problem, thetas: Tensor, images: Tensor, targets: Tensor, *, mean: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the mean energy of outputs drawn around those of `mean`, and its gradients."""
+        """Return the mean energy of outputs drawn around those of `mean`, else of the last point, and its gradients."""
         import torch
 
         from bpcbench_bpc.energy import energy
@@ -102,14 +102,12 @@ class FunctionSpace(TrajectoryMethod):
         inputs = [images.detach().requires_grad_()]
         if y.is_floating_point():
             inputs.append(y.requires_grad_())
-        centre = problem.network(mean, inputs[0])
+        centre = problem.network(thetas[-1] if mean is None else mean, inputs[0])
         with torch.no_grad():
-            # The inner SGD's mean is its last iterate, whose outputs are there already.
-            known = {len(thetas) - 1: centre} if torch.equal(mean, thetas[-1]) else {}
+            # The outputs of a lone point, or of the last one if it is the mean, are there already.
+            others = thetas[:-1] if mean is None or len(thetas) == 1 else thetas
             outputs = torch.stack(
-                [known[j] if j in known else problem.network(theta, images) for j, theta in enumerate(thetas)]
-                if len(thetas) > 1
-                else [centre]
+                [problem.network(theta, images) for theta in others] + [centre] * (len(thetas) - len(others))
             )
         z = draw_outputs(centre, outputs, self.covariance, self.delta, self.draws, problem.normal)
         wanted = y.expand(self.draws, *y.shape).flatten(0, 1)

@@ -102,7 +102,9 @@ class ConvNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the flattened output of the last pooling, (n, feature_size)."""
-        x = x.contiguous(memory_format=self.memory_format)
+        # `contiguous(memory_format=...)`, in words that vmap knows.
+        last = self.memory_format is torch.channels_last
+        x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if last else x.contiguous()
         for norm, conv in zip(self.norms, self.convs, strict=True):
             x = conv(norm(x)) if self.norm_first else norm(conv(x))
             x = F.avg_pool2d(F.relu(x), 2)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bpcbench.api import Context, Network, Predictive
+from bpcbench.errors import NotFinite
 from bpcbench.records import Array, Arrays, Coreset
 from bpcbench_torch import diagnostics
 from bpcbench_torch.chains import Samples, Schedule, run
@@ -100,7 +101,10 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
         for chain, chooser in enumerate(choosers or ())
         for name in ("rows", "pixels")
     }
-    run(kernel, schedule, samples, ctx, state=more, what=f"{inference.chains} chains", describe=describe)
+    try:
+        run(kernel, schedule, samples, ctx, state=more, what=f"{inference.chains} chains", describe=describe)
+    except NotFinite as error:
+        raise NotFinite(f"{error}: {inference.remedy}") from error
 
     def member(index: int) -> Tensor:
         return samples.read(*divmod(index, inference.samples))

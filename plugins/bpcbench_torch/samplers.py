@@ -35,6 +35,9 @@ class Sampler(Inference):
 
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
 
+    remedy: ClassVar[str] = "the first step is too large, and a smaller `lr` helps"
+    """What is said when the energy is not finite."""
+
     chains: int = option(3, "number of chains, each from its own initial network")
     samples: int = option(10, "samples kept of each chain")
     burn: int = option(250, "steps before the first sample")
@@ -111,6 +114,7 @@ class SGHMCInference(Sampler):
     """
 
     name: ClassVar[str] = "sghmc"
+    remedy: ClassVar[str] = "the chains diverge, and a smaller `lr` keeps them from it"
 
     lr: float = option(0.01, "eps^2 n: the learning rate of the SGD that this is without its noise")
     friction: float = option(0.1, "share of the momentum that is lost at every step")

@@ -94,6 +94,15 @@ def test_vmap_over_parameters(module, images):
     torch.testing.assert_close(together, torch.stack([flat(t, images) for t in thetas]), rtol=1e-4, atol=1e-5)
 
 
+def test_vmap_over_parameters_and_images(module, images):
+    flat = FlatNetwork(module)
+    thetas = flat.initial() + 0.1 * torch.randn(3, flat.size, generator=torch.Generator().manual_seed(1))
+    batches = torch.stack([images, images.flip(0), 2 * images])
+    together = torch.func.vmap(flat)(thetas, batches)
+    for theta, batch, logits in zip(thetas, batches, together, strict=True):
+        torch.testing.assert_close(logits, flat(theta, batch), rtol=1e-4, atol=1e-4)
+
+
 def test_statistics_are_those_of_the_images(images):
     module = ConvBN(width=4, order="conv-first").build((1, 8, 8), 3, 0)
     flat = FlatNetwork(module)

@@ -14,6 +14,7 @@ from scipy.special import log_softmax
 from torch import nn
 
 from bpcbench.api import Network
+from bpcbench.errors import NotFinite
 from bpcbench.records import Convention, Coreset, Facts, Offer
 from bpcbench.testing import InferenceConformance, context, toy_coreset
 from bpcbench_torch import diagnostics
@@ -320,3 +321,9 @@ def test_chains_that_stand_still_at_places_of_their_own_are_told_and_do_not_end_
     stuck.fit(toy_coreset(), ConvNN(width=4), ctx)
     assert ctx.curves["acceptance"] == [0.0] * 4
     assert 1e3 < ctx.curves["rhat"][0] < np.inf
+
+
+def test_chains_that_diverge_say_what_helps(tmp_path: Path) -> None:
+    coreset, wild = toy_coreset(), SGHMCInference(lr=1e6, chains=1, samples=4, burn=100, thin=1)
+    with pytest.raises(NotFinite, match=r"energy is (inf|nan) at step \d+ of 1 chains: .*smaller `lr`"):
+        wild.fit(coreset, ConvNN(width=4), context(tmp_path))
