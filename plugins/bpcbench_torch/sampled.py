@@ -34,8 +34,8 @@ Members = Callable[[int], Tensor]
 class SampledPredictive(Predictive):
     """Bayesian model averaging: p(y|x) = mean over samples s of softmax(f(x; theta_s)), members first.
 
-    Each sample has BatchNorm statistics of its own, computed from the coreset alone. All members see a batch of images
-    before the next batch is read.
+    `scale` is a factor of the outputs f. Each sample has BatchNorm statistics of its own, computed from the coreset
+    alone. All members see a batch of images before the next batch is read.
     """
 
     def __init__(
@@ -44,10 +44,12 @@ class SampledPredictive(Predictive):
         theta: Members,
         statistics: Sequence[Mapping[str, Tensor]],
         *,
+        scale: float,
         keep: bool,
         device: str,
     ) -> None:
         self.network, self.theta, self.statistics, self.keep, self.device = network, theta, statistics, keep, device
+        self.scale = scale
 
     @torch.inference_mode()
     def log_probs(self, images: Array) -> Array:
@@ -56,7 +58,8 @@ class SampledPredictive(Predictive):
         members = []
         for member, statistics in enumerate(self.statistics):
             theta = self.theta(member).to(self.device)
-            rows = [self.network(theta, part, statistics=statistics).float().log_softmax(1) for part in parts]
+            outputs = [self.network(theta, part, statistics=statistics).float() for part in parts]
+            rows = [(self.scale * output).log_softmax(1) for output in outputs]
             members.append(torch.cat(rows).cpu().numpy())
         return np.stack(members)
 
@@ -77,7 +80,8 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
     shape, seeds = coreset.images.shape[1:], inference.seeds(ctx.seed)
     images = torch.tensor(coreset.images, device=ctx.device)
     targets = torch.tensor(coreset.targets, device=ctx.device)
-    targets = targets.long() if coreset.convention == "class" else targets.float()
+    scale = inference.scale(coreset)
+    targets = targets.long() if coreset.convention == "class" else targets.float() / scale
     flats = [FlatNetwork(network.build(shape, coreset.classes, seed).to(ctx.device)) for seed in seeds]
     noise = [torch.Generator(ctx.device).manual_seed(seed) for seed in seeds]
     theta = torch.stack([flat.initial() for flat in flats])
@@ -111,7 +115,7 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
 
     count = inference.chains * inference.samples
     statistics = [_statistics(flats[0], member(index).to(ctx.device), images, ctx.seed) for index in range(count)]
-    predictive = SampledPredictive(flats[0], member, statistics, keep=inference.keep, device=ctx.device)
+    predictive = SampledPredictive(flats[0], member, statistics, scale=scale, keep=inference.keep, device=ctx.device)
     ctx.log(**agreement(predictive, coreset.images, inference.chains))
     return predictive
 
@@ -124,7 +128,14 @@ def restore(inference: Sampler, arrays: Arrays, coreset: Coreset, network: Netwo
     names = [name for name in arrays if name.startswith(prefix)]
     stacked = {name.removeprefix(prefix): torch.tensor(arrays[name], device=ctx.device) for name in names}
     statistics = [{name: values[index] for name, values in stacked.items()} for index in range(len(theta))]
-    return SampledPredictive(flat, lambda index: theta[index], statistics, keep=inference.keep, device=ctx.device)
+    return SampledPredictive(
+        flat,
+        lambda index: theta[index],
+        statistics,
+        scale=inference.scale(coreset),
+        keep=inference.keep,
+        device=ctx.device,
+    )
 
 
 def agreement(predictive: SampledPredictive, images: Array, chains: int) -> dict[str, float]:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
+
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Offer
 from bpcbench_torch.inferences import Ensemble
@@ -26,8 +28,12 @@ class Sampler(Inference):
 
     The loss follows the coreset's convention, as for `network` and `ensemble`: cross-entropy for `class` and
     `probabilities`; for `centred` targets, real and unbounded, 0.5 ||f - y||^2, a Gaussian likelihood of unit variance
-    (of variance T at temperature T), with the softmax of the outputs as probabilities. While sampling, BatchNorm uses
-    the rows at hand; predictions use statistics of the coreset, recomputed for every sample.
+    (of variance T at temperature T), with the softmax of the outputs as probabilities. With `standardise` the targets
+    are divided by their root mean square s and the network's outputs multiplied by it: f = s g, 0.5 ||g - y/s||^2, a
+    variance of s^2 instead. Step sizes that suit class numbers then suit large targets, which else are too steep.
+
+    While sampling, BatchNorm uses the rows at hand; predictions use statistics of the coreset, recomputed for every
+    sample.
 
     Logged are the norm of theta, the training loss, and in the end the worst and the median R-hat and effective sample
     size of class probabilities of coreset images (Vehtari et al., 2021).
@@ -50,6 +56,9 @@ class Sampler(Inference):
     start: Literal["network", "normal"] = option(
         "network", "where chains start: initial weights of the network, or N(0, 0.01) as in BPC-D's code"
     )
+    standardise: bool = option(
+        False, "real targets: divide them by their root mean square, multiply the network's outputs by it", absent=False
+    )
     batched: bool = option(False, "send all chains through the network together; equal up to rounding")
     samples_in: Literal["memory", "disk"] = option("memory", "where samples are kept while the stage runs", key=False)
     keep: bool = option(True, "keep the samples in the store, so that further splits need no new chains", key=False)
@@ -62,6 +71,12 @@ class Sampler(Inference):
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         if self.weight_decay is not None and self.weight_decay < 0:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
+
+    def scale(self, coreset: Coreset) -> float:
+        """Return the factor of the network's outputs, by which the targets are divided."""
+        if not self.standardise or coreset.convention != "centred":
+            return 1.0
+        return float(np.sqrt(np.mean(np.square(coreset.targets, dtype=np.float64)))) or 1.0
 
     def seeds(self, seed: int) -> list[int]:
         """Return a seed per chain: those of an ensemble, so that chains start where its members do."""

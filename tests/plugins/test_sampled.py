@@ -327,3 +327,19 @@ def test_chains_that_diverge_say_what_helps(tmp_path: Path) -> None:
     coreset, wild = toy_coreset(), SGHMCInference(lr=1e6, chains=1, samples=4, burn=100, thin=1)
     with pytest.raises(NotFinite, match=r"energy is (inf|nan) at step \d+ of 1 chains: .*smaller `lr`"):
         wild.fit(coreset, ConvNN(width=4), context(tmp_path))
+
+
+@each_sampler
+def test_standardised_targets_are_sampled_alike_whatever_their_size(inference: Sampler) -> None:
+    small, factor = labelled("centred", 9), 64.0  # a power of two: divisions are exact
+    large = replace(small, targets=small.targets * np.float32(factor))
+    plain, inference = inference, replace(inference, standardise=True)
+    fitted, other = (inference.fit(coreset, ConvBN(width=4), Noting()) for coreset in (small, large))
+    assert np.array_equal((fitted.arrays() or {})["theta"], (other.arrays() or {})["theta"])
+    assert other.scale == factor * fitted.scale
+    assert fitted.scale == pytest.approx(np.sqrt(np.mean(small.targets**2)))
+    expected = log_softmax(factor * fitted.log_probs(small.images), -1)
+    np.testing.assert_allclose(other.log_probs(small.images), expected, rtol=1e-4, atol=1e-4)
+    again = inference.restore(other.arrays() or {}, large, ConvBN(width=4), Noting())
+    assert np.array_equal(again.log_probs(small.images), other.log_probs(small.images))
+    assert (plain.scale(large), inference.scale(toy_coreset())) == (1.0, 1.0)
