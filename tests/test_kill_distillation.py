@@ -6,6 +6,7 @@ are restored; the killed run differs from the other one only in that.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -60,11 +61,13 @@ def _environment(seconds: str) -> dict[str, str]:
 
 
 def _step(folder: Path, kind: str) -> int:
-    """Return the last step of a checkpoint in the scratch of a run, or 0."""
+    """Return the last step of a checkpoint in the scratch of a run, or 0, also if a stage ends while this looks."""
     steps = [0]
-    for path in folder.glob(f"scratch/stages/{kind}-*/*/events.jsonl"):
-        if list(path.parent.glob("checkpoint-*")):
-            steps += [event["done"] for line in path.read_text().splitlines() if "done" in (event := json.loads(line))]
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.glob(f"scratch/stages/{kind}-*/*/events.jsonl"):
+            if list(path.parent.glob("checkpoint-*")):
+                events = [json.loads(line) for line in path.read_text().splitlines()]
+                steps += [event["done"] for event in events if "done" in event]
     return max(steps)
 
 

@@ -109,8 +109,11 @@ class Toy:
             os.kill(pid, signal.SIGKILL)
 
     def scratch(self, pattern: str) -> list[Path]:
-        """Return what lies in the scratch of stages under way."""
-        return sorted((self.out / "scratch" / "stages").glob(pattern))
+        """Return what lies in the scratch of stages under way; nothing if one of them ends while this looks."""
+        try:
+            return sorted((self.out / "scratch" / "stages").glob(pattern))
+        except FileNotFoundError:
+            return []
 
     def members(self, kind: str = "*") -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
         """Yield name, stage.json and arrays of what is committed."""
