@@ -202,6 +202,10 @@ class Method(Plugin, abc.ABC):
         """Return the reason why this cell is not possible, or None."""
         return None
 
+    def notes(self) -> tuple[str, ...]:
+        """Return what every table with results of this method must say, such as `reconstruction`: words or phrases."""
+        return ()
+
     @abc.abstractmethod
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
         """Return the coreset. It must be a function of the options, the data, ipc, `given` and `ctx.seed` alone."""

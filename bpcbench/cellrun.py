@@ -83,7 +83,7 @@ def read_cell(cell: Cell, store: Store) -> CellRun:
     assert cell.coreset is not None
     params, tags = names(cell), names(cell)
     if cell.notes:
-        tags["data"] = "; ".join(cell.notes)
+        tags["notes"] = "; ".join(cell.notes)
     metrics: dict[str, float] = {}
     files: dict[str, bytes] = {}
     points: list[Point] = []

@@ -77,6 +77,7 @@ def _seeds(planner: Planner, source: Source | str, names: _Names, snapshots: Sna
         return
     dataset, ipc, method, inference, network = names
     transform = planner.once(planner.transform, source, choice.preprocessing)
+    notes = (*source.notes, *choice.method.notes())
     for d, e in seeds:
         name = f"{dataset} ipc {ipc} {method} seed {d}"
         coreset = planner.once(planner.coreset, source, ipc, choice.method, transform, d, name)
@@ -96,7 +97,7 @@ def _seeds(planner: Planner, source: Source | str, names: _Names, snapshots: Sna
                 )
                 for evaluator in source.splits
             }
-            yield Cell(*names, d, e, seen.addresses[0], predict.key, scores, source.notes, step=step)
+            yield Cell(*names, d, e, seen.addresses[0], predict.key, scores, notes, step=step)
 
 
 def _choose(planner: Planner, source: Source, names: _Names) -> _Choice | str:

@@ -48,9 +48,9 @@ VERSION: int = 1
 
 HIGHER_IS_BETTER: Mapping[str, bool] = MappingProxyType(
     dict.fromkeys(("acc", "acc_at_80", "acc_at_90", "auroc", "aupr_in", "aupr_out"), True)
-    | dict.fromkeys(("nll", "nll_ts", "nll_batch128", "member_nll", "brier", "ece", "aurc", "fpr95"), False)
+    | dict.fromkeys(("nll", "nll_ts", "member_nll", "brier", "ece", "aurc", "fpr95"), False)
 )
-"""The direction of each metric by the name it has in results."""
+"""The direction of each ranked metric by the name it has in results; `nll_batch128` is never ranked."""
 
 _Floats = npt.NDArray[np.float64]
 

@@ -64,6 +64,11 @@ def test_a_plan_lists_every_stage_once_inputs_first(planning: Planning) -> None:
     assert {cell.notes for cell in plan.cells} == {("toy",)}
 
 
+def test_notes_of_a_method_stand_behind_those_of_the_data(planning: Planning) -> None:
+    plan = planning("methods=[pick, guided]", "methods.pick.style=rough")
+    assert {(cell.method, cell.notes) for cell in plan.cells} == {("pick", ("toy", "rough")), ("guided", ("toy",))}
+
+
 def test_keys_do_not_change_by_accident(planning: Planning) -> None:
     # All results in all stores are found by these: if this fails, keys changed, and keys.SCHEME has to say so.
     plan = planning(

@@ -95,13 +95,15 @@ def printed_as(metric: str) -> dict[str, str]:
 
     `svhn/auroc` is in the table of out-of-distribution detection; the paper does not say by which score, so that only
     the default one is compared. `snow/acc`, a mean over severities, is in the table of CIFAR-10-C, as is `clean/acc`.
+    The paper does not say by which formula its NLLs were computed, so that `nll` and `nll_batch128` both stand beside
+    them.
     """
     other, _, name = metric.partition("/")
     if name in ("auroc", "aupr_in", "aupr_out"):
         return {"table": "ood_detection", "setting": f"ood={normalised(other)}", "metric": name}
     if name in ("acc", "nll"):
         return {"table": "cifar10c", "setting": f"corruption={other}", "metric": name}
-    return {"metric": metric}
+    return {"metric": "nll" if metric == "nll_batch128" else metric}
 
 
 @functools.cache

@@ -20,8 +20,8 @@ class Row:
 
     `coreset` is the coreset's address. Rows with equal `coreset` evaluate the same coreset even where `distil_seed`
     differs: a deterministic method has one coreset for all its seeds, and counts once. `value` is in the metric's own
-    unit (an accuracy is a fraction). `notes` are the words of the data set that every table must carry, such as
-    `subset` or `generated`.
+    unit (an accuracy is a fraction). `notes` are the words of the data set and of the method that every table must
+    carry, such as `subset`, `generated` or `reconstruction`.
     """
 
     dataset: str

@@ -64,6 +64,10 @@ class FunctionSpace(TrajectoryMethod):
         """A window ends with the last of the J points."""
         return self.ahead + (self.points - 1) * plan.stride
 
+    def notes(self) -> tuple[str, ...]:
+        """Say in every table that this is a reconstruction."""
+        return (*super().notes(), "reconstruction")
+
     def batch_used(self) -> int:
         """Real images are needed by one variant only."""
         return self.batch if self.variant == "real" else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bpcbench_bpc.problem import Estimate, Problem
+
+_PARAMETERS = 320_010
+"""Of BPC-D's network on CIFAR-10, for which its sampler was set."""
 
 ROLE = "experts"
 """The role under which the trajectories are handed to a method."""
@@ -115,7 +119,10 @@ class TrajectoryMethod(Method):
 
     def native(self, facts: Facts, ipc: int) -> Native:
         """SGHMC with the network of the experts; official: with the settings of the public code."""
-        options = sghmc_options(facts.classes * ipc, ipc) if self.official else {}
+        assert isinstance(self.trajectories, Trajectories)
+        options: dict[str, object] = {}
+        if self.official:
+            options = sghmc_options(facts.classes * ipc, ipc, self.trajectories.parameters(facts))
         return Native(Ref("sghmc", options), Ref(self.network.name, asdict(self.network)))
 
     def skip(self, facts: Facts, ipc: int) -> str | None:
@@ -126,6 +133,10 @@ class TrajectoryMethod(Method):
         if self.network.framework != "torch":
             return f"{self.name} trains torch networks, and {self.network.name} is a {self.network.framework} one"
         return self.network.skip(facts)
+
+    def notes(self) -> tuple[str, ...]:
+        """Mark results of the public code's behaviour."""
+        return ("official",) if self.official else ()
 
     @property
     def official(self) -> bool:
@@ -166,13 +177,16 @@ class TrajectoryMethod(Method):
         return distil(self, data, ipc, given, ctx)
 
 
-def sghmc_options(rows: int, ipc: int) -> dict[str, object]:
+def sghmc_options(rows: int, ipc: int, parameters: int) -> dict[str, object]:
     """Return the sampler of BPC-D's code, whose settings depend on the images per class.
 
-    Its weight of the prior suits one size of network only; it is left to the sampler, which scales it.
+    Its weight of the prior suits its own network only, and drives a small one to zero: for another size it is scaled as
+    the norm of the parameters is, with the root of their number.
     """
     step, burn, samples = (0.03, 50, 10) if ipc == 1 else (0.01, 250, 50)
+    weight = 1.0 if ipc in (1, 20) else 1.5
     return {
+        "weight_decay": round(weight * math.sqrt(parameters / _PARAMETERS), 12),
         "lr": round(step**2 * rows, 12),
         "friction": 0.1,
         "temperature": 0.01,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bpcbench.api import option
 from bpcbench_bpc.method import TrajectoryMethod
+from bpcbench_bpc.trajectories import Trajectories
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,10 @@ class ReverseKL(TrajectoryMethod):
     def image_momentum(self) -> float:
         """None in the public code."""
         return 0.0 if self.official else self.momentum
+
+    def reach(self, plan: Trajectories) -> int:
+        """Only the start of a window is looked at."""
+        return 0
 
     def batch_used(self) -> int:
         """The real images of an iteration."""

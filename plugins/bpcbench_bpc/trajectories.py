@@ -79,13 +79,17 @@ class Trajectories(Prerequisite):
         options = {field.name: getattr(self, field.name) for field in fields(self)}
         return Need(Ref(self.name, options), expert_names(experts))
 
+    def parameters(self, facts: Facts) -> int:
+        """Return the number of parameters of an expert."""
+        known = self.network.parameters(facts.shape, facts.classes)
+        if known is not None:
+            return known
+        module = self.network.build(facts.shape, facts.classes, 0)
+        return sum(value.numel() for value in module.parameters())
+
     def expected_bytes(self, facts: Facts) -> int:
         """Return the size of one expert: parameters times snapshots times bytes per number."""
-        parameters = self.network.parameters(facts.shape, facts.classes)
-        if parameters is None:
-            module = self.network.build(facts.shape, facts.classes, 0)
-            parameters = sum(value.numel() for value in module.parameters())
-        return parameters * len(self.snapshots) * _BYTES[self.dtype]
+        return self.parameters(facts) * len(self.snapshots) * _BYTES[self.dtype]
 
     def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
         """Train one expert."""

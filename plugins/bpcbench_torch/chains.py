@@ -47,7 +47,7 @@ class Schedule:
 
 
 class Samples:
-    """Kept parameters of all chains: in memory, or as files in `folder`, so that many large ones need no memory.
+    """Kept parameters of all chains: in memory, or as files in `folder`, so that chains need memory for one only.
 
     A checkpoint holds those in memory themselves, and of those on disk the names of the files.
     """

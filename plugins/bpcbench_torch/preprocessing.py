@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from bpcbench.api import Context, Preprocessing
+from bpcbench.api import Context, Preprocessing, option
 from bpcbench.records import Array, Arrays, Data, Given
 
 _SMALLEST_STD = 1e-6
@@ -20,16 +20,24 @@ _CHUNK = 4096
 class Standardize(Preprocessing):
     """(x / 255 - mean_c) / std_c with the mean and the population std of channel c over all training pixels.
 
-    Both are exact: they come from integer sums over a histogram of the 256 grey levels. std_c is at least 1e-6.
+    Both are exact: they come from integer sums over a histogram of the 256 grey levels. std_c is at least 1e-6. With
+    `spread: images` std_c is the mean over images of the std of each, which is smaller: the constants 0.2023, 0.1994,
+    0.2010 that much public code has for CIFAR-10 are that.
     """
 
     name: ClassVar[str] = "standardize"
     preload: ClassVar[tuple[str, ...]] = ()
 
+    spread: Literal["pixels", "images"] = option(
+        "pixels", "std over all pixels, or the mean over images of their own", absent="pixels"
+    )
+
     def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
         """Return `mean` and `std` per channel, float64, of pixels scaled to [0, 1]."""
         moments = [_moments(histogram) for histogram in _histograms(data.train.images)]
         mean, std = np.asarray(moments, np.float64).reshape(-1, 2).T
+        if self.spread == "images":
+            std = _mean_spread(data.train.images)
         return {"mean": mean.copy(), "std": np.maximum(std, _SMALLEST_STD)}
 
     def apply(self, images: Array, arrays: Arrays) -> Array:
@@ -58,6 +66,12 @@ def _histograms(images: Array) -> Array:
         for channel in range(len(counts)):
             counts[channel] += np.bincount(chunk[:, channel].ravel(), minlength=256)
     return counts
+
+
+def _mean_spread(images: Array) -> Array:
+    """Return the mean over images of the population std of each channel, of pixels scaled to [0, 1]."""
+    parts = [images[start : start + _CHUNK] for start in range(0, len(images), _CHUNK)]
+    return np.asarray(sum(part.std(axis=(2, 3), dtype=np.float64).sum(0) for part in parts)) / (255 * len(images))
 
 
 def _moments(histogram: Array) -> tuple[float, float]:

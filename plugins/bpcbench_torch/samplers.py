@@ -60,8 +60,12 @@ class Sampler(Inference):
         False, "real targets: divide them by their root mean square, multiply the network's outputs by it", absent=False
     )
     batched: bool = option(False, "send all chains through the network together; equal up to rounding")
-    samples_in: Literal["memory", "disk"] = option("memory", "where samples are kept while the stage runs", key=False)
-    keep: bool = option(True, "keep the samples in the store, so that further splits need no new chains", key=False)
+    samples_in: Literal["memory", "disk"] = option("memory", "where samples are kept while chains run", key=False)
+    keep: bool = option(
+        True,
+        "keep the samples in the store, so that further splits need no new chains; takes all of them into memory",
+        key=False,
+    )
 
     def __post_init__(self) -> None:
         for name, least in (("chains", 1), ("samples", 1), ("burn", 0), ("thin", 1)):

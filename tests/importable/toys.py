@@ -103,6 +103,9 @@ class Pick(bpcbench.Method):
     style: str = option("plain", "a later addition", absent="plain")
     net: Any = refers("network", "line", "where to look", width=3)
 
+    def notes(self) -> tuple[str, ...]:
+        return () if self.style == "plain" else (self.style,)
+
     def native(self, facts: Any, ipc: int) -> Native:
         return Native(Ref("centroid", {"heat": 2}), Ref("line"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from bpcbench.records import Arrays, Data, Facts, Split
+from bpcbench_data.cifar import CIFAR10
 from bpcbench_torch import preprocessing
 from bpcbench_torch.preprocessing import Standardize
 
 IMAGES = npst.arrays(np.uint8, st.tuples(st.integers(1, 6), st.integers(1, 3), st.just(4), st.just(5)))
 
 
-def fitted(images: np.ndarray) -> Arrays:
+def fitted(images: np.ndarray, plugin: Standardize | None = None) -> Arrays:
     facts = Facts(shape=images.shape[1:], classes=1, sizes={"train": len(images)})
     data = Data(facts, Split(images, np.zeros(len(images), np.int64)))
-    return Standardize().make(data, None, None, "final")  # type: ignore[arg-type]  # the context is not used
+    return (plugin or Standardize()).make(data, None, None, "final")  # type: ignore[arg-type]  # the context is not used
 
 
 @settings(max_examples=50)
@@ -30,6 +32,24 @@ def test_moments_are_numpys(images: np.ndarray) -> None:
     scaled = images / 255
     np.testing.assert_allclose(arrays["mean"], scaled.mean((0, 2, 3)), rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(arrays["std"], np.maximum(scaled.std((0, 2, 3)), 1e-6), rtol=1e-9, atol=1e-14)
+
+
+@settings(max_examples=50)
+@given(IMAGES)
+def test_the_spread_of_images_is_the_mean_of_their_own(images: np.ndarray) -> None:
+    arrays = fitted(images, Standardize(spread="images"))
+    expected = (images / 255).std((2, 3)).mean(0)
+    np.testing.assert_allclose(arrays["std"], np.maximum(expected, 1e-6), rtol=1e-9, atol=1e-14)
+    np.testing.assert_array_equal(arrays["mean"], fitted(images)["mean"])
+
+
+@pytest.mark.skipif("BPCBENCH_DATA" not in os.environ, reason="real data sets are not here")
+def test_it_is_what_public_code_has_for_cifar() -> None:
+    root = Path(os.environ["BPCBENCH_DATA"])
+    if not (root / "cifar-10-batches-py").exists():
+        pytest.skip("CIFAR-10 is not here")
+    images = CIFAR10().load(root, "train").images
+    np.testing.assert_allclose(fitted(images, Standardize(spread="images"))["std"], [0.2023, 0.1994, 0.2010], atol=2e-4)
 
 
 @settings(max_examples=50)

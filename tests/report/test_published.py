@@ -114,6 +114,13 @@ def test_a_published_number_is_shown_as_printed() -> None:
     assert (table.lines[1].cells[0].mean, table.lines[1].cells[0].spread) == ("0.03", "0.01")
 
 
+def test_the_papers_nll_stands_beside_both_formulas() -> None:
+    record = Published("main", "mnist", 1, "", "m", "nll", 1.9, 0.01, ("1.90", "0.01"))
+    rows = [measured("m", "mnist", metric=metric) for metric in ("nll", "nll_batch128")]
+    table = build(rows, ["nll", "nll_batch128"], published=[record])
+    assert [cell.mean for cell in table.lines[1].cells] == ["1.90", "1.90"]
+
+
 def test_a_method_that_ran_out_of_memory_says_so() -> None:
     record = Published("main", "mnist", 1, "", "m", "acc", None, None, ("oom", ""))
     table = build([measured("m", "mnist")], ["acc"], published=[record])

@@ -167,10 +167,39 @@ def test_default_options_build_and_have_a_native_inference(cls, registry):
     assert options.build(registry, "network", native.network) == method.network
 
 
-def test_the_public_sampler():
-    """Step 0.03 at one image per class and 0.01 at ten: the square times the rows is the sampler's learning rate."""
-    assert sghmc_options(10, 1)["lr"] == pytest.approx(0.009)
-    assert sghmc_options(100, 10)["lr"] == pytest.approx(0.01)
+@pytest.mark.parametrize(
+    ("ipc", "step", "burn", "samples", "weight"),
+    [(1, 0.03, 50, 10, 1.0), (10, 0.01, 250, 50, 1.5), (20, 0.01, 250, 50, 1.0)],
+)
+def test_the_public_sampler(ipc, step, burn, samples, weight, registry):
+    """Its settings by images per class: the step's square times the rows is the sampler's learning rate."""
+    facts = Facts((3, 32, 32), 10, {"train": 50_000, "test": 10_000})
+    method = options.ready(registry, ForwardKL(preset="official"))
+    inference = options.build(registry, "inference", method.native(facts, ipc).inference)
+    assert inference.lr == pytest.approx(step**2 * 10 * ipc)
+    assert (inference.burn, inference.samples, inference.thin, inference.chains) == (burn, samples, 5, 1)
+    assert (inference.prior, inference.start, inference.augmentation) == ("norm", "normal", "dsa")
+    assert (inference.friction, inference.temperature) == (0.1, 0.01)
+    assert inference.weight_decay == pytest.approx(weight)
+
+
+def test_the_public_sampler_pulls_a_small_network_as_gently_per_parameter():
+    assert sghmc_options(100, 10, 320_010 // 4)["weight_decay"] == pytest.approx(0.75, rel=1e-4)
+
+
+@pytest.mark.parametrize("cls", METHODS)
+def test_notes(cls):
+    own = ("reconstruction",) if cls is FunctionSpace else ()
+    assert cls().notes() == own
+    assert cls(preset="official").notes() == ("official", *own)
+
+
+def test_rkl_needs_no_target():
+    """Only the start of a window enters, which may then be the expert's end."""
+    plan = Trajectories(epochs=3)
+    ReverseKL(trajectories=plan, max_start=4)
+    with pytest.raises(ValueError, match="windows reach epoch 4 but the trajectories end at 3"):
+        ForwardKL(trajectories=plan, max_start=4)
 
 
 def test_windows_start_where_they_are_told_to(tmp_path):

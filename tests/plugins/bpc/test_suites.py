@@ -43,10 +43,17 @@ def test_the_settings_of_bpc_cd(registry):
         ("fashion_mnist", 1): (5, 1, 0.001),
         ("fashion_mnist", 10): (5, 1, 0.001),
         ("fashion_mnist", 50): (15, 1, 0.001),
+        ("svhn", 1): (15, 10, 0.001),
+        ("svhn", 10): (15, 1, 0.01),
+        ("svhn", 50): (13, 1, 0.0001),
         ("cifar10", 1): (1, 1, 0.01),
         ("cifar10", 10): (7, 1000, 0.01),
         ("cifar10", 50): (2, 1000, 0.01),
+        ("cifar100", 1): (7, 1000, 0.001),
+        ("cifar100", 10): (10, 100, 0.01),
+        ("cifar100", 50): (15, 1, 0.001),  # excluded
     }
+    assert suite.excluded(dataset="cifar100", ipc=50, method="bpc-cd", inference="native", network="native")
     assert {m.inner_steps for m in found.values()} == {10}
 
 
@@ -59,7 +66,8 @@ def test_the_papers_table_has_the_same_settings(registry):
         for key in shared:
             for label in labels:
                 here, there = (asdict(settings[key].methods[label].plugin) for settings in (own, table))
-                assert here == {**there, "trajectories": here["trajectories"]}
+                assert (here["preset"], there["preset"]) == ("official", "clean")
+                assert here == {**there, "preset": "official", "trajectories": here["trajectories"]}
 
 
 def test_all_methods_share_the_experts_and_their_size_is_planned(tmp_path):

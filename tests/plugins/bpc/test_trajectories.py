@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,16 @@ def test_an_expert_is_torch_sgd(tmp_path, network):
         sgd.step()
     wanted = torch.cat([value.detach().flatten() for value in module.parameters()])
     np.testing.assert_allclose(arrays["0004"], wanted.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_decay_divides_the_rate_behind_the_middle(tmp_path):
+    """As in the public code, whose test is `epoch == epochs // 2 + 1`: up to and with that epoch the rate is whole."""
+    plan = Trajectories(network=SMALL, epochs=6, lr=0.1, batch=1000, augmentation="none")
+    usual, decayed = (train(replace(plan, decay=decay), tmp_path / str(decay)) for decay in (False, True))
+    for epoch in range(6):
+        np.testing.assert_array_equal(usual[f"{epoch:04d}"], decayed[f"{epoch:04d}"])
+    steps = [arrays["0006"] - arrays["0005"] for arrays in (usual, decayed)]
+    np.testing.assert_allclose(steps[1], 0.1 * steps[0], rtol=1e-3, atol=1e-6)
 
 
 def test_it_learns(tmp_path):
