@@ -6,7 +6,7 @@ Digits-sized: 8x8, conv-in of width 128 and depth 3 (298,506 parameters), 100 im
 one thread, a process per method. The floor are the forward and backward calls that the estimator cannot avoid, on the
 bare module, in turns with the method in the same process: T gradients of the weights and, for fKL, 2 S gradients of
 the images; for rKL, S of them and S forward passes of 1000 real images, 200 at a time; for W, T gradients that are
-differentiated once more; for CD, T (here 30) and 2; for FBPC (J = 5), T, 2 and 8 forward passes. Memory is the peak of
+differentiated once more; for CD, T (here 30) and 2; for FBPC (J = 5), T, 2 and 9 forward passes. Memory is the peak of
 the resident set above that just before the first iteration.
 """
 
