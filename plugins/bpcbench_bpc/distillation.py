@@ -15,7 +15,6 @@ from bpcbench.sampling import per_class
 from bpcbench_bpc.method import ROLE
 from bpcbench_bpc.problem import Problem
 from bpcbench_bpc.windows import Windows
-from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import Batches
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.strategy import strategy
@@ -44,7 +43,6 @@ def initial_images(init: str, data: Data, ipc: int, given: Given, seed: int) -> 
     return images, classes
 
 
-@freed_memory_kept()
 def distil(method: TrajectoryMethod, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
     """Run the outer loop of a method and return its last iterate."""
     if ctx.precision != "float32":

@@ -12,7 +12,6 @@ from torch import Tensor
 from bpcbench.api import Context
 from bpcbench.records import Arrays, Data, Transform
 from bpcbench_bpc.trajectories import augmentation_for, snapshot_name
-from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import RESIDENT_BYTES
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.strategy import strategy
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from bpcbench_bpc.trajectories import Trajectories
 
 
-@freed_memory_kept()
 def record(plan: Trajectories, data: Data, transform: Transform, ctx: Context) -> Arrays:
     """Return the flat parameters of an expert by epoch; a function of the plan, the data and `ctx.seed`."""
     network = FlatNetwork(plan.network.build(data.facts.shape, data.facts.classes, ctx.seed).to(ctx.device))

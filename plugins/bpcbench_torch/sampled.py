@@ -13,7 +13,6 @@ from bpcbench.api import Context, Network, Predictive
 from bpcbench.errors import NotFinite
 from bpcbench.records import Array, Arrays, Coreset
 from bpcbench_torch import diagnostics
-from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.chains import Samples, Schedule, run
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.potential import Batch, CoresetPotential, Prior
@@ -74,7 +73,6 @@ class SampledPredictive(Predictive):
         return {"theta": np.stack([self.theta(member).cpu().numpy() for member in range(count)]), **kept}
 
 
-@freed_memory_kept()
 def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) -> SampledPredictive:
     """Run the chains on a coreset, log how well they agree, and return the predictive of their samples."""
     if ctx.precision != "float32":
