@@ -14,6 +14,9 @@ import time
 import types
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.popen_forkserver import Popen
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from bpcbench.engine import Outcome, Task
@@ -28,6 +31,26 @@ _STARTING = threading.Lock()
 """Held while a worker is started: what the environment and `__main__` are for that moment is global."""
 
 
+class _OneReader(Popen):
+    """A process whose exit code is read by one thread at a time.
+
+    The fork server says it once, and whoever comes second would find the pipe closed and take 255 for the answer.
+    Starting a process asks all others for theirs, so that a second thread may come at any time.
+    """
+
+    def __init__(self, process_obj: BaseProcess) -> None:
+        self._reading = threading.Lock()
+        super().__init__(process_obj)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        with self._reading:
+            return super().poll(flag)
+
+
+class _Process(ForkServerProcess):
+    _Popen = staticmethod(_OneReader)
+
+
 class Worker:
     """The parent's end of one worker process."""
 
@@ -39,7 +62,7 @@ class Worker:
         ending, self._alive = context.Pipe(duplex=False)
         with _STARTING:
             settings = {name: value for name, value in os.environ.items() if name.startswith(_NEVER_INHERITED)}
-            self.process: Any = context.Process(target=serve, args=(theirs, ending, settings))
+            self.process: Any = _Process(target=serve, args=(theirs, ending, settings))
             with _server_environment(preload), _no_main_module():
                 self.process.start()
         theirs.close()
