@@ -45,7 +45,9 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
     report.add_argument("--published", action="store_true", help="add the paper's numbers")
     report.add_argument("--output", metavar="FILE", help="write to a file")
-    report.add_argument("--against", metavar="METHOD", help="paired differences to a method, instead of the table")
+    instead = report.add_mutually_exclusive_group()
+    instead.add_argument("--against", metavar="METHOD", help="paired differences to a method, instead of the table")
+    instead.add_argument("--costs", action="store_true", help="seconds, memory and bytes, instead of the table")
 
     anytime = _suite_command(
         commands, "anytime", "curves:anytime", "run a suite and evaluate its coresets' snapshots: metrics against time"

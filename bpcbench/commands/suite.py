@@ -174,7 +174,8 @@ def report(arguments: argparse.Namespace) -> int:
     prepared = _prepare(arguments, skip_missing=True)
     for note in prepared.notes:
         print(f"note: {note}", file=sys.stderr)
-    text = _pairs(arguments, prepared) if arguments.against else _table(arguments, prepared)
+    other = _pairs if arguments.against else _costs if arguments.costs else None
+    text = other(arguments, prepared) if other else _table(arguments, prepared)
     if arguments.output:
         Path(arguments.output).write_text(text + "\n")
     else:
@@ -217,15 +218,37 @@ def tune(arguments: argparse.Namespace) -> int:
 def _pairs(arguments: argparse.Namespace, prepared: session.Session) -> str:
     from bpcbench.collect import collect
     from bpcbench.report.pairs import HEADINGS, pairs
-    from bpcbench.report.plain import PLAIN_FORMATS, plain
+    from bpcbench.report.plain import plain
 
-    if arguments.format not in PLAIN_FORMATS:
-        raise UserError(f"--against can be written as {', '.join(PLAIN_FORMATS)}, not as {arguments.format}")
+    _check_plain(arguments.format, "--against")
     store = prepared.store
     rows = collect(prepared.plan, store) if store else []
     wanted = arguments.metrics.split(",") if arguments.metrics else prepared.plan.suite.metrics
     found = pairs(rows, arguments.against, wanted)
     return plain(HEADINGS, [pair.cells() for pair in found], arguments.format)
+
+
+def _costs(arguments: argparse.Namespace, prepared: session.Session) -> str:
+    from bpcbench.costs import FOOTNOTE, HEADINGS, costs
+    from bpcbench.report.plain import plain
+
+    _check_plain(arguments.format, "--costs")
+    found = costs(prepared.plan, prepared.store) if prepared.store else []
+    if not found:
+        return _nothing(prepared)
+    table = plain(HEADINGS, [cost.cells() for cost in found], arguments.format)
+    return table if arguments.format == "csv" else f"{table}\n{FOOTNOTE}"
+
+
+def _nothing(prepared: session.Session) -> str:
+    return f"{prepared.plan.suite.name}: the store {prepared.out} has no results of this suite yet"
+
+
+def _check_plain(format: str, option: str) -> None:  # noqa: A002
+    from bpcbench.report.plain import PLAIN_FORMATS
+
+    if format not in PLAIN_FORMATS:
+        raise UserError(f"{option} can be written as {', '.join(PLAIN_FORMATS)}, not as {format}")
 
 
 def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
@@ -239,7 +262,7 @@ def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
     suite = prepared.plan.suite
     wanted = getattr(arguments, "metrics", None)
     if not rows:
-        return f"{suite.name}: the store {prepared.out} has no results of this suite yet"
+        return _nothing(prepared)
     table = build(
         rows,
         metrics=tuple(wanted.split(",")) if wanted else suite.metrics,
