@@ -106,6 +106,7 @@ def read_cell(cell: Cell, store: Store) -> CellRun:
         points += _thin(_curves(kind, artefact))
     params |= _options(artefacts)
     if artefacts["coreset"] is not None:
+        metrics["cost/coreset_bytes"] = float(artefacts["coreset"].meta["coreset"]["bytes"])
         try:
             files["coreset.png"] = _grid(artefacts["coreset"])
         except Exception as error:

@@ -67,6 +67,7 @@ def test_every_cell_is_a_finished_child_run(tracked):
         mine = frame[(frame.method == tags["method"]) & (frame.evaluate_seed == int(tags["evaluate_seed"]))]
         for _, row in mine.iterrows():
             assert run.data.metrics[row.metric] == pytest.approx(row.value, abs=1e-12)
+        assert run.data.metrics["cost/coreset_bytes"] == 10 * (8 * 8 * 4 + 8), "float32 images, int64 class numbers"
         for name in ("dataset", "ipc", "network", "inference", "distil_seed", "coreset.key", "predict.key", "commit"):
             assert tags[name]
 
