@@ -39,7 +39,8 @@ class Sampler(Inference):
     size of class probabilities of coreset images (Vehtari et al., 2021).
     """
 
-    preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
+    # The diagnostics rank with scipy.stats, whose import takes longer than sampling a small network.
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim", "scipy.stats")
 
     remedy: ClassVar[str] = "the first step is too large, and a smaller `lr` helps"
     """What is said when the energy is not finite."""
