@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bpcbench import cli, session
+from bpcbench.costs import Cost, costs
 
 SUITE = """
 name: costs
@@ -59,16 +60,32 @@ def _stages(folder: Path, kind: str, plugin: str | None = None) -> list[dict[str
     return [meta for meta in found if plugin in (None, meta["plugin"])]
 
 
+def _costs(folder: Path) -> dict[str, Cost]:
+    prepared = session.prepare(str(folder / "costs.yaml"), out=folder / "out")
+    assert prepared.store is not None
+    return {cost.method: cost for cost in costs(prepared.plan, prepared.store)}
+
+
 def test_distillation_is_the_mean_of_the_coresets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for method, line in _printed(folder, capsys).items():
+    printed = _printed(folder, capsys)
+    for method, cost in _costs(folder).items():
         made = [meta for meta in _stages(folder, "coreset", method) if meta["member"] == "final"]
-        assert len(made) == 2
-        mean, spread = map(float, line["distil s"].split("±"))
-        seconds = [meta["cpu_seconds"] for meta in made]
-        assert mean == pytest.approx(sum(seconds) / 2, abs=0.051)
-        assert spread == pytest.approx(abs(seconds[0] - seconds[1]) / 2**0.5, abs=0.051)
-        assert line["peak MB"] == f"{max(meta['peak_memory_bytes'] for meta in made) / 1e6:.0f}"
-        assert line["timed"] == "alone"
+        one, other = (meta["cpu_seconds"] for meta in made)
+        assert cost.distil.mean == pytest.approx((one + other) / 2)
+        assert cost.distil.std == pytest.approx(abs(one - other) / 2**0.5)
+        assert printed[method]["distil s"] == f"{cost.distil.mean:.1f}±{cost.distil.std:.1f}"
+        assert printed[method]["peak MB"] == f"{max(meta['peak_memory_bytes'] for meta in made) / 1e6:.0f}"
+        assert printed[method]["timed"] == "alone"
+
+
+def test_stages_that_ran_beside_others_are_marked(folder: Path, tmp_path: Path) -> None:
+    suite = str(folder / "costs.yaml")
+    prepared = session.prepare(suite, ["methods={random: }", "seeds.evaluate=1"], out=tmp_path / "out")
+    assert session.execute(prepared, jobs=2, track=False, quiet=True).exit_code == 0
+    assert prepared.store is not None
+    (cost,) = costs(prepared.plan, prepared.store)
+    assert cost.shared
+    assert cost.cells()[-1] == "shared"
 
 
 def test_bytes_are_those_of_images_and_targets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,30 +95,30 @@ def test_bytes_are_those_of_images_and_targets(folder: Path, capsys: pytest.Capt
     assert found["vbpc"] == images + 20 * 10 * 4, "and learned labels a vector each"
 
 
-def test_experts_are_charged_in_full_and_divided(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_experts_are_charged_in_full_and_divided(folder: Path) -> None:
     """Two methods share the first expert, only one uses the second, and four share the means of the pixels."""
     seconds = {meta["member"]: meta["cpu_seconds"] for meta in _stages(folder, "prerequisite", "trajectories")}
     assert len(seconds) == 2
     first, second = (seconds[name] for name in sorted(seconds))
     (means,) = (meta["cpu_seconds"] for meta in _stages(folder, "prerequisite", "standardize"))
-    printed = _printed(folder, capsys)
+    found = _costs(folder)
     wanted = {
         "bpc-fkl": (first + second + means, first / 2 + second + means / 4),
         "bpc-w": (first + means, first / 2 + means / 4),
         "vbpc": (means, means / 4),
     }
     for method, (full, share) in wanted.items():
-        assert float(printed[method]["prepare s"]) == pytest.approx(full, abs=0.051)
-        assert float(printed[method]["its share"]) == pytest.approx(share, abs=0.051)
+        assert found[method].prepare == pytest.approx(full)
+        assert found[method].share == pytest.approx(share)
 
 
-def test_inference_is_a_fit_and_its_predictions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inference_is_a_fit_and_its_predictions(folder: Path) -> None:
     spent: dict[str, float] = {}
     for meta in _stages(folder, "predict"):
         spent[meta["key"]] = max(spent.get(meta["key"], 0.0), meta["cpu_seconds"])
-    means = [float(line["infer s"].split("±")[0]) for line in _printed(folder, capsys).values()]
     assert len(spent) == 4 * 2 * 2
-    assert sum(means) / 4 == pytest.approx(sum(spent.values()) / 16, abs=0.051)
+    means = [cost.infer.mean for cost in _costs(folder).values()]
+    assert sum(means) / 4 == pytest.approx(sum(spent.values()) / 16)
 
 
 def test_what_was_pruned_leaves_a_gap(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
