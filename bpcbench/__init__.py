@@ -21,7 +21,6 @@ from bpcbench.api import (
     option,
     refers,
 )
-from bpcbench.engine import Execute, Outcome, Stage, Task, Work
 from bpcbench.errors import BpcbenchError, MissingData, Mistakes, UserError
 from bpcbench.hooks import API_VERSION, hookimpl
 from bpcbench.records import (
@@ -49,6 +48,7 @@ from bpcbench.records import (
     StageEvent,
     Transform,
 )
+from bpcbench.running.queue import Execute, Outcome, Stage, Task, Work
 from bpcbench.sampling import per_class, stratified_holdout
 from bpcbench.session import load_coreset, results, run
 

@@ -35,7 +35,7 @@ from bpcbench.records import (
 )
 
 if TYPE_CHECKING:
-    from bpcbench.engine import Execute, Outcome, Work
+    from bpcbench.running.queue import Execute, Outcome, Work
 
 _UNSET: Any = object()
 

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bpcbench.execution import execute as execute
-from bpcbench.execution import to_stderr
+from bpcbench.running.execution import execute as execute
+from bpcbench.text import to_stderr
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bpcbench.grid import Snapshots
-    from bpcbench.plan import Plan
-    from bpcbench.plugins import Registry
+    from bpcbench.planning.cells import Snapshots
+    from bpcbench.planning.plan import Plan
     from bpcbench.records import Coreset
-    from bpcbench.report import Row
-    from bpcbench.runner import Result
-    from bpcbench.store import Store
-    from bpcbench.suite import Suite
+    from bpcbench.registry.discovery import Registry
+    from bpcbench.reporting import Row
+    from bpcbench.running.run import Result
+    from bpcbench.store.store import Store
+    from bpcbench.suite.model import Suite
 
 DEFAULT_OUT = "results"
 
@@ -39,7 +39,7 @@ class Session:
     @property
     def store(self) -> Store | None:
         """The store as it is on disk now, or None."""
-        from bpcbench.store import Store
+        from bpcbench.store.store import Store
 
         return Store.open(self.out, create=False) if (self.out / "store.json").exists() else None
 
@@ -59,8 +59,8 @@ def prepare(
 
     Data that are not the official ones are refused unless `unverified`; tables then mark them `subset`.
     """
-    from bpcbench.plugins import registry
-    from bpcbench.suite import load
+    from bpcbench.registry.discovery import registry
+    from bpcbench.suite.files import load
 
     found = registry()
     extra = [f"device={device}"] if device else []
@@ -86,12 +86,12 @@ def tune(
 
     Trials are stages like any others: they are kept, shared, and not run again.
     """
-    from bpcbench import tuning
-    from bpcbench.collect import collect
     from bpcbench.errors import UserError, unknown
-    from bpcbench.plugins import registry
-    from bpcbench.suite import read
-    from bpcbench.validation import metric_names, validate
+    from bpcbench.registry.discovery import registry
+    from bpcbench.reporting.collect import collect
+    from bpcbench.suite import space as tuning
+    from bpcbench.suite.files import read
+    from bpcbench.suite.validation import metric_names, validate
 
     found = registry()
     doc, path = read(found, suite, [*overrides, *([f"device={device}"] if device else [])])
@@ -112,10 +112,10 @@ def remembered(out: str | Path = DEFAULT_OUT, data: str | None = None, name: str
     """Return the suites that were run into a store, as they were then, the latest first."""
     import json
 
-    from bpcbench.document import Document
     from bpcbench.errors import BpcbenchError
-    from bpcbench.plugins import registry
-    from bpcbench.validation import validate
+    from bpcbench.registry.discovery import registry
+    from bpcbench.suite.document import Document
+    from bpcbench.suite.validation import validate
 
     found = registry()
     files = sorted((Path(out) / "suites").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
@@ -143,11 +143,11 @@ def _planned(
     recompute: Iterable[str] = (),
     snapshots: Snapshots | None = None,
 ) -> Session:
-    from bpcbench.environment import data_root
+    from bpcbench.data.root import data_root
     from bpcbench.errors import UserError, unknown
-    from bpcbench.plan import make
-    from bpcbench.plugins import KINDS
-    from bpcbench.store import Store
+    from bpcbench.planning.plan import make
+    from bpcbench.registry.discovery import KINDS
+    from bpcbench.store.store import Store
 
     names = {name for kind in KINDS for name in found.names(kind)}
     for name in recompute:
@@ -223,7 +223,7 @@ def anytime(
 
     `bpcbench.anytime` makes curves of the session's plan; snapshots do not become runs of MLflow.
     """
-    from bpcbench.anytime import kept
+    from bpcbench.reporting.anytime import kept
 
     first = prepare(suite, overrides, out=out, data=data, device=device, unverified=unverified)
     result = execute(first, jobs=jobs, inline=inline, track=track, quiet=quiet)
@@ -259,7 +259,7 @@ def rows(
     unverified: bool = False,
 ) -> list[Row]:
     """Return every number that the store has for a suite."""
-    from bpcbench.collect import collect
+    from bpcbench.reporting.collect import collect
 
     session = prepare(suite, overrides, out=out, data=data, skip_missing=True, unverified=unverified)
     store = session.store
@@ -275,13 +275,13 @@ def results(
     unverified: bool = False,
 ) -> pd.DataFrame:
     """Return every number that the store has for a suite, one line per cell and metric."""
-    from bpcbench.report import to_frame
+    from bpcbench.reporting import to_frame
 
     return to_frame(rows(suite, overrides, out=out, data=data, unverified=unverified))
 
 
 def load_coreset(path: str | Path) -> Coreset:
     """Return the coreset in a folder: an exported one, or a member of a store. Every checksum is verified."""
-    from bpcbench.coresets import load_coreset as load
+    from bpcbench.coresets.files import load_coreset as load
 
     return load(path)

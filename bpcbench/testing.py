@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing
-from bpcbench.context import StageContext
+from bpcbench.data.splits import load_split
 from bpcbench.errors import Stopped
-from bpcbench.options import ready
-from bpcbench.plugins import registry
 from bpcbench.records import Array, Arrays, Coreset, Data, Facts, Given, Offer, Predictions, Split, SplitRef, Transform
-from bpcbench.seeding import seed_globals
-from bpcbench.splits import load_split
+from bpcbench.registry.discovery import registry
+from bpcbench.registry.options import ready
+from bpcbench.running.context import StageContext
+from bpcbench.running.seeding import seed_globals
 
 TOLERANCE = 1e-5
 """How much a log-probability may move when the test batch is split or permuted."""

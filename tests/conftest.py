@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from bpcbench import hookimpl, plugins
-from bpcbench.plugins import KINDS, Registry
+from bpcbench import hookimpl
+from bpcbench.registry import discovery as plugins
+from bpcbench.registry.discovery import KINDS, Registry
 
 sys.path.insert(0, str(Path(__file__).parent / "importable"))
 sys.path.insert(0, str(Path(__file__).parent / "toy_plugin"))

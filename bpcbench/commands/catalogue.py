@@ -8,9 +8,9 @@ import json
 from typing import Any
 
 from bpcbench.errors import UserError, unknown
-from bpcbench.options import documentation, summary
-from bpcbench.plugins import KINDS, Registry, registry
-from bpcbench.suite import shipped
+from bpcbench.registry.discovery import KINDS, Registry, registry
+from bpcbench.registry.options import documentation, summary
+from bpcbench.suite.files import shipped
 
 
 def listing(arguments: argparse.Namespace) -> int:
@@ -111,7 +111,7 @@ def _page(item: dict[str, Any]) -> str:
 
 def schema(arguments: argparse.Namespace) -> int:
     """Print the JSON schema of suites."""
-    from bpcbench.schema import suite_schema
+    from bpcbench.suite.schema import suite_schema
 
     print(json.dumps(suite_schema(registry()), indent=1))
     return 0

@@ -13,9 +13,9 @@ from bpcbench.errors import UserError
 
 def anytime(arguments: argparse.Namespace) -> int:
     """Run a suite and its snapshots, then print the curves as a table and draw them."""
-    from bpcbench import anytime as curves
-    from bpcbench.report.pairs import HEADINGS
-    from bpcbench.report.plain import plain
+    from bpcbench.reporting import anytime as curves
+    from bpcbench.reporting.pairs import HEADINGS
+    from bpcbench.reporting.plain import plain
 
     folder = Path(arguments.pictures) if arguments.pictures else None
     if folder is not None and folder.exists() and not folder.is_dir():

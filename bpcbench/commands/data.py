@@ -7,15 +7,15 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bpcbench import folder
 from bpcbench.api import Dataset
-from bpcbench.environment import data_root
+from bpcbench.data.root import data_root
 from bpcbench.errors import MissingData, UserError
-from bpcbench.options import build
-from bpcbench.plugins import registry
-from bpcbench.progress import spell_bytes
+from bpcbench.planning.datasets import SUBSET
 from bpcbench.records import Facts, Ref
-from bpcbench.sources import SUBSET
+from bpcbench.registry.discovery import registry
+from bpcbench.registry.options import build
+from bpcbench.store import folder
+from bpcbench.text import spell_bytes
 
 PRESENT, UNOFFICIAL, MISSING, UNREADABLE = "present", "not official", "missing", "not readable"
 _SHOWN = 3
@@ -111,7 +111,7 @@ def listing(arguments: argparse.Namespace) -> int:
 
 def get(arguments: argparse.Namespace) -> int:
     """Fetch the files that a data set declares, and look at what came."""
-    from bpcbench.download import by_hand, fetch
+    from bpcbench.data.download import by_hand, fetch
 
     root = data_root(arguments.data)
     plugin = _built(arguments.name)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from bpcbench import session
 from bpcbench.errors import UserError
-from bpcbench.progress import spell, spell_bytes
+from bpcbench.text import spell, spell_bytes
 
 if TYPE_CHECKING:
-    from bpcbench.plan import Planned
-    from bpcbench.runner import Result
+    from bpcbench.planning.plan import Planned
+    from bpcbench.running.run import Result
 
 
 def _prepare(arguments: argparse.Namespace, *, skip_missing: bool | None = None) -> session.Session:
@@ -216,9 +216,9 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 def _pairs(arguments: argparse.Namespace, prepared: session.Session) -> str:
-    from bpcbench.collect import collect
-    from bpcbench.report.pairs import HEADINGS, pairs
-    from bpcbench.report.plain import plain
+    from bpcbench.reporting.collect import collect
+    from bpcbench.reporting.pairs import HEADINGS, pairs
+    from bpcbench.reporting.plain import plain
 
     _check_plain(arguments.format, "--against")
     store = prepared.store
@@ -229,8 +229,8 @@ def _pairs(arguments: argparse.Namespace, prepared: session.Session) -> str:
 
 
 def _costs(arguments: argparse.Namespace, prepared: session.Session) -> str:
-    from bpcbench.costs import FOOTNOTE, HEADINGS, costs
-    from bpcbench.report.plain import plain
+    from bpcbench.reporting.costs import FOOTNOTE, HEADINGS, costs
+    from bpcbench.reporting.plain import plain
 
     _check_plain(arguments.format, "--costs")
     found = costs(prepared.plan, prepared.store) if prepared.store else []
@@ -245,15 +245,15 @@ def _nothing(prepared: session.Session) -> str:
 
 
 def _check_plain(format: str, option: str) -> None:  # noqa: A002
-    from bpcbench.report.plain import PLAIN_FORMATS
+    from bpcbench.reporting.plain import PLAIN_FORMATS
 
     if format not in PLAIN_FORMATS:
         raise UserError(f"{option} can be written as {', '.join(PLAIN_FORMATS)}, not as {format}")
 
 
 def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
-    from bpcbench.collect import collect
-    from bpcbench.report import build, published, render
+    from bpcbench.reporting import build, published, render
+    from bpcbench.reporting.collect import collect
 
     store = prepared.store
     rows = collect(prepared.plan, store) if store else []

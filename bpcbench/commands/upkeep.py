@@ -16,13 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from bpcbench import environment, folder, session
+from bpcbench import session
+from bpcbench.data.root import data_root
 from bpcbench.errors import BpcbenchError, StoreError, UserError, unknown
-from bpcbench.keys import Address
-from bpcbench.locks import Busy
-from bpcbench.plugins import registry
-from bpcbench.progress import spell_bytes
-from bpcbench.store import Store
+from bpcbench.registry.discovery import registry
+from bpcbench.running.device import resolve_device
+from bpcbench.store import folder, provenance
+from bpcbench.store.address import Address
+from bpcbench.store.locks import Busy
+from bpcbench.store.store import Store
+from bpcbench.text import spell_bytes
 
 
 def _store(arguments: argparse.Namespace) -> Store:
@@ -43,7 +46,7 @@ def _remembered(arguments: argparse.Namespace) -> list[session.Session]:
 
 def sync(arguments: argparse.Namespace) -> int:
     """Add to MLflow whatever the store has and MLflow lacks."""
-    from bpcbench import tracking
+    from bpcbench.tracking import live as tracking
 
     for found in _remembered(arguments):
         store = found.store
@@ -57,7 +60,7 @@ def sync(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _mlflow_errors(store: Store) -> Iterator[None]:
     """Turn whatever MLflow raises into one message."""
-    from bpcbench.tracking import tracking_uri
+    from bpcbench.tracking.live import tracking_uri
 
     try:
         yield
@@ -68,7 +71,7 @@ def _mlflow_errors(store: Store) -> Iterator[None]:
 
 def ui(arguments: argparse.Namespace) -> int:
     """Serve the MLflow UI on this machine only, and open it at the suite's runs."""
-    from bpcbench import tracking
+    from bpcbench.tracking import live as tracking
 
     latest = _remembered(arguments)[0]
     store = latest.store
@@ -130,10 +133,10 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     broken = False
     print("versions")
-    for name, value in environment.versions().items():
+    for name, value in provenance.versions().items():
         print(f"  {name:<14} {value}")
     print("machine")
-    for name, value in environment.machine().items():
+    for name, value in provenance.machine().items():
         print(f"  {name:<14} {value}")
     print(f"  {'usable CPUs':<14} {len(os.sched_getaffinity(0))}")
     print(f"  {'device':<14} {_device()}")
@@ -142,7 +145,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         broken |= bool(plugin.error)
         state = f"NOT LOADED: {plugin.error}" if plugin.error else f"ok, brings {len(plugin.classes)}"
         print(f"  {plugin.name:<14} {f'{plugin.distribution} {plugin.version}'.strip()}: {state}")
-    data = environment.data_root(arguments.data)
+    data = data_root(arguments.data)
     print(f"data sets (looked for in {data})")
     for name in registry().names("dataset"):
         holding = examine(name, data)
@@ -160,11 +163,11 @@ def _device() -> str:
         importlib.import_module("torch")
     except ImportError as error:
         return f"cpu (torch cannot be imported: {error})"
-    return environment.resolve_device("auto")
+    return resolve_device("auto")
 
 
 def _examine(root: Path) -> tuple[bool, list[str]]:
-    from bpcbench.tracking import tracking_uri
+    from bpcbench.tracking.live import tracking_uri
 
     if not (root / "store.json").exists():
         return False, ["none yet; a run makes it"]
@@ -190,7 +193,7 @@ def _examine(root: Path) -> tuple[bool, list[str]]:
 
 def export(arguments: argparse.Namespace) -> int:
     """Copy a coreset out of the store."""
-    from bpcbench.coresets import export_coreset
+    from bpcbench.coresets.files import export_coreset
 
     store = _store(arguments)
     found = [a for a in store.addresses() if a.kind == "coreset" and _matches(a, arguments.address)]

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import bpcbench
-from bpcbench import session, stages
-from bpcbench.engine import Task
-from bpcbench.splits import evaluated_split
+from bpcbench import session
+from bpcbench.data.splits import evaluated_split
+from bpcbench.running import bodies as stages
+from bpcbench.running.queue import Task
 from bpcbench_data.cifar10c import CIFAR10C
 from bpcbench_data.corruptions import CORRUPTIONS, SEVERITIES, corrupted
 

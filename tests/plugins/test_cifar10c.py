@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bpcbench.data.splits import load_split
 from bpcbench.errors import MissingData, UserError
-from bpcbench.splits import load_split
 from bpcbench_data.cifar import CIFAR10
 from bpcbench_data.cifar10c import CIFAR10C, TYPES
 from bpcbench_data.corrupted import Corrupted

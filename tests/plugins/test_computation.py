@@ -15,8 +15,8 @@ import torch._inductor.config
 from torch import Tensor
 
 from bpcbench.errors import UserError
-from bpcbench.options import identity
-from bpcbench.plugins import Registry
+from bpcbench.registry.discovery import Registry
+from bpcbench.registry.options import identity
 from bpcbench.testing import MethodConformance, context, toy_data, toy_given
 from bpcbench_distill.method import FRePo
 from bpcbench_torch import computation

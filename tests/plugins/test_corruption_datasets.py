@@ -16,12 +16,13 @@ import toys
 import yaml
 
 import bpcbench
-from bpcbench import collect, metrics, option, session
+from bpcbench import metrics, option, session
+from bpcbench.data.splits import load_split, training_data
 from bpcbench.errors import UserError
-from bpcbench.plugins import Registry
-from bpcbench.predictions import read_predictions
 from bpcbench.records import Facts, Split
-from bpcbench.splits import load_split, training_data
+from bpcbench.registry.discovery import Registry
+from bpcbench.reporting import collect
+from bpcbench.running.predictions import read_predictions
 from bpcbench_data.corrupted import SPLITS, Corrupted
 from bpcbench_data.corruptions import corrupted
 from bpcbench_data.digits import Digits

@@ -12,8 +12,8 @@ from PIL import Image
 from bpcbench import metrics
 from bpcbench.errors import Mistakes, UserError
 from bpcbench.records import Facts, Given, Predictions, Ref, Scores, SplitRef, Transform
-from bpcbench.report import Row, build, published, render
-from bpcbench.suite import load
+from bpcbench.reporting import Row, build, published, render
+from bpcbench.suite.files import load
 from bpcbench.testing import EvaluatorConformance
 from bpcbench_evaluators.corruption import MEASURES, PAPER, CorruptionShift
 

@@ -17,11 +17,11 @@ from PIL import Image
 import bpcbench
 from bpcbench import metrics, session
 from bpcbench.errors import UserError
-from bpcbench.keys import Address
-from bpcbench.plugins import Registry
-from bpcbench.predictions import read_predictions
 from bpcbench.records import Array, Facts, Given, Predictions, Ref, SplitRef, Transform
-from bpcbench.store import Store
+from bpcbench.registry.discovery import Registry
+from bpcbench.running.predictions import read_predictions
+from bpcbench.store.address import Address
+from bpcbench.store.store import Store
 from bpcbench.testing import EvaluatorConformance
 from bpcbench_evaluators.ood import SCORES, SETS, OutOfDistribution
 

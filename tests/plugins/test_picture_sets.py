@@ -293,8 +293,8 @@ def test_a_folder_without_a_test_part_is_split_by_the_seed(own: Path) -> None:
 
 
 def test_where_a_folder_lies_is_not_part_of_its_key(own: Path) -> None:
-    from bpcbench.options import describe, identity
-    from bpcbench.plugins import registry
+    from bpcbench.registry.discovery import registry
+    from bpcbench.registry.options import describe, identity
 
     place_folder(own / "copy")
     first, second = ImageFolder(path="mine", size=16), ImageFolder(path=str(own / "copy"), size=16)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bpcbench import metrics
+from bpcbench.data.splits import load_split, training_data
 from bpcbench.records import Given, Transform
 from bpcbench.sampling import per_class
-from bpcbench.splits import load_split, training_data
 from bpcbench.testing import InferenceConformance, MethodConformance, context, toy_coreset, toy_data, toy_given
 from bpcbench_data.digits import Digits
 from bpcbench_distill.inference import RegressionInference

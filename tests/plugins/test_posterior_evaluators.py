@@ -14,10 +14,10 @@ from scipy.special import log_softmax
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from bpcbench.errors import UserError
-from bpcbench.plan import Plan, make
-from bpcbench.plugins import Registry
+from bpcbench.planning.plan import Plan, make
 from bpcbench.records import Coreset, Data, Facts, Given, Made, Predictions, Ref, Split, SplitRef, Transform
-from bpcbench.suite import load
+from bpcbench.registry.discovery import Registry
+from bpcbench.suite.files import load
 from bpcbench.testing import EvaluatorConformance, Scale, toy_coreset, toy_data, toy_given
 from bpcbench_evaluators.linear_posterior import Gaussian, LinearMoments, LinearPosterior, Moments
 from bpcbench_evaluators.posterior import Posterior, agreement, total_variation
@@ -193,8 +193,8 @@ def test_a_reference_that_is_not_possible_is_said(planned: Callable[..., Plan]) 
 
 
 def test_default_inference_is_the_papers() -> None:
-    from bpcbench.options import ready
-    from bpcbench.plugins import registry as found
+    from bpcbench.registry.discovery import registry as found
+    from bpcbench.registry.options import ready
 
     evaluator: Any = ready(found(), Posterior())
     assert isinstance(evaluator.inference, SGHMCInference)

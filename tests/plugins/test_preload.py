@@ -13,7 +13,8 @@ LARGE = 40
 FIT = """
 import importlib, sys
 from pathlib import Path
-from bpcbench import preloaded, testing
+from bpcbench import testing
+from bpcbench.running import preloaded
 from bpcbench_torch.inferences import Ensemble
 from bpcbench_torch.networks import ConvBN
 from bpcbench_torch.samplers import SGHMCInference

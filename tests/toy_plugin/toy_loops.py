@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from bpcbench.context import StageContext
+from bpcbench.running.context import StageContext
 
 
 def interrupted(ctx: StageContext, steps: Iterator[int], after: int) -> Iterator[int]:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from bpcbench import metrics, options, testing
+from bpcbench import metrics, testing
+from bpcbench.data.splits import load_split, training_data
 from bpcbench.records import Facts, Given, Made, Transform
+from bpcbench.registry import options
 from bpcbench.sampling import per_class
-from bpcbench.splits import load_split, training_data
 from bpcbench.testing import MethodConformance
 from bpcbench_bpc.contrastive import Contrastive
 from bpcbench_bpc.distillation import initial_images

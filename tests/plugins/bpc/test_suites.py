@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from bpcbench import session
-from bpcbench.suite import load
+from bpcbench.suite.files import load
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar10", "contrastive"])

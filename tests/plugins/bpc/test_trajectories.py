@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from bpcbench import folder, options, testing
+from bpcbench import testing
 from bpcbench.errors import Stopped
 from bpcbench.records import Made
+from bpcbench.registry import options
+from bpcbench.store import folder
 from bpcbench_bpc.trajectories import Trajectories, expert_names
 from bpcbench_bpc.windows import Windows
 from bpcbench_torch.flat import FlatNetwork

@@ -1,0 +1,1 @@
+"""Coresets outside a run."""

@@ -1,0 +1,1 @@
+"""Data sets: splits, conversion and download."""

@@ -1,0 +1,13 @@
+"""Where data sets are looked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DATA_VARIABLE = "BPCBENCH_DATA"
+
+
+def data_root(given: str | None = None) -> Path:
+    """Return where data sets are looked for: the argument, else BPCBENCH_DATA, else ~/.cache/bpcbench/data."""
+    return Path(given or os.environ.get(DATA_VARIABLE) or Path.home() / ".cache" / "bpcbench" / "data").expanduser()

@@ -1,0 +1,115 @@
+"""Loading the splits of a data set; `validation` is a fixed, stratified tenth of train, held out on request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bpcbench.api import Dataset
+from bpcbench.data.conversion import converted
+from bpcbench.errors import UserError, unknown
+from bpcbench.records import Data, Facts, Split
+from bpcbench.registry.options import describe
+from bpcbench.sampling import stratified_holdout, stratified_subset
+
+TRAIN = "train"
+VALIDATION = "validation"
+VALIDATION_FRACTION = 0.1
+VALIDATION_SEED = 0
+SUBSET_SEED = 0
+
+
+def load_split(
+    dataset: Dataset, root: Path, split: str, *, holdout: bool = False, examples: int | None = None
+) -> Split:
+    """Return a split; with `holdout`, train is without the validation part.
+
+    `examples` asks for a fixed subset of that many images, stratified by the labels where there are any, in the
+    split's order; a split that is not larger comes whole.
+    """
+    found = _load(dataset, root, split, holdout=holdout)
+    if examples is None or examples >= len(found):
+        return found
+    labels = np.zeros(len(found), np.int64) if found.labels is None else found.labels
+    rows = stratified_subset(labels, examples, SUBSET_SEED)
+    return Split(found.images[rows], None if found.labels is None else found.labels[rows])
+
+
+def evaluated_split(dataset: Dataset, root: Path, wanted: Mapping[str, Any], classes: int) -> Split:
+    """Return a split as a coreset of so many classes is to predict it: a subset of it, and converted, if so described.
+
+    Labels are None where they are numbers of classes that the coreset does not know.
+    """
+    found = load_split(dataset, root, wanted["split"], examples=wanted.get("examples"))
+    images = converted(found.images, tuple(wanted["shape"])) if "shape" in wanted else found.images
+    return Split(images, found.labels if dataset.facts(root).classes == classes else None)
+
+
+def split_size(facts: Facts, split: str) -> int:
+    """Return how many images a split has, without reading labels; for `validation` the number is rounded."""
+    return round(VALIDATION_FRACTION * facts.sizes[TRAIN]) if split == VALIDATION else facts.sizes[split]
+
+
+def _load(dataset: Dataset, root: Path, split: str, *, holdout: bool) -> Split:
+    facts = check_split(dataset, root, split)
+    if split != VALIDATION and not (split == TRAIN and holdout):
+        return _checked(dataset, split, dataset.load(root, split), facts)
+    train = _checked(dataset, TRAIN, dataset.load(root, TRAIN), facts)
+    if train.labels is None:
+        raise UserError(f"data set {dataset.name} has no training labels, so no validation split can be held out")
+    kept, held = stratified_holdout(train.labels, VALIDATION_FRACTION, VALIDATION_SEED)
+    chosen = held if split == VALIDATION else kept
+    return Split(train.images[chosen], train.labels[chosen])
+
+
+def check_split(dataset: Dataset, root: Path, split: str) -> Facts:
+    """Return the facts of a data set that has the split, else raise UserError; `validation` is part of train."""
+    options = {name: value for name, value in describe(dataset).items() if name != "plugin"}
+    facts = dataclasses.replace(dataset.facts(root), name=dataset.name, options=options)
+    if (TRAIN if split == VALIDATION else split) not in facts.sizes:
+        allowed = [*facts.sizes, *([VALIDATION] if TRAIN in facts.sizes else [])]
+        raise UserError(f"data set {dataset.name}: {unknown('split', split, allowed)}")
+    return facts
+
+
+def training_data(dataset: Dataset, root: Path, *, holdout: bool) -> Data:
+    """Return what a method may see: the training split only."""
+    train = load_split(dataset, root, TRAIN, holdout=holdout)
+    facts = check_split(dataset, root, TRAIN)
+    return Data(dataclasses.replace(facts, sizes={**facts.sizes, TRAIN: len(train)}), train)
+
+
+def planning_facts(dataset: Dataset, root: Path, *, holdout: bool) -> Facts:
+    """Return the facts as a plan needs them, without reading labels; sizes after a holdout are rounded."""
+    facts = check_split(dataset, root, TRAIN)
+    if not holdout:
+        return facts
+    train = facts.sizes[TRAIN] - split_size(facts, VALIDATION)
+    return dataclasses.replace(facts, sizes={**facts.sizes, TRAIN: train})
+
+
+def _checked(dataset: Dataset, name: str, split: Split, facts: Facts) -> Split:
+    """Raise ValueError unless a data set keeps its contract."""
+    where = f"data set {dataset.name}, split {name}"
+    if split.images.dtype != np.uint8 or split.images.shape[1:] != facts.shape:
+        raise ValueError(
+            f"{where}: images must be uint8 (n, {', '.join(map(str, facts.shape))}), "
+            f"got {split.images.dtype} {split.images.shape}"
+        )
+    if len(split) != facts.sizes[name]:
+        raise ValueError(f"{where}: {len(split)} images, but its facts say {facts.sizes[name]}")
+    labels = split.labels
+    if labels is not None:
+        if labels.shape != (len(split),):
+            raise ValueError(f"{where}: {len(split)} images but labels {labels.shape}")
+        if labels.dtype != np.int64:
+            raise ValueError(f"{where}: labels must be int64, got {labels.dtype}")
+        if len(labels) and (labels.min() < 0 or labels.max() >= facts.classes):
+            raise ValueError(
+                f"{where}: labels must lie in 0 ... {facts.classes - 1}, got {labels.min()} ... {labels.max()}"
+            )
+    return split

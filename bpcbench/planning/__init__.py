@@ -1,0 +1,1 @@
+"""Planning: from a suite to cells and stages."""

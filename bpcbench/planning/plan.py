@@ -1,0 +1,107 @@
+"""The plan of a suite: its cells, and the stages they ask for, cached or to do."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bpcbench.errors import BpcbenchError, MissingData, Mistake, Mistakes, PluginError, UserError
+from bpcbench.planning.cells import Cell, Snapshots, cells
+from bpcbench.planning.datasets import Source, learn
+from bpcbench.planning.lookup import Lookup
+from bpcbench.planning.planner import Planner
+from bpcbench.planning.status import Planned, demand
+from bpcbench.registry.discovery import Registry
+from bpcbench.store.store import Store
+from bpcbench.suite.model import Suite
+
+__all__ = ["Cell", "Plan", "Planned", "make"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of a suite, and the stages they ask for, in an order in which they can be run.
+
+    `missing` says what to place where, by the key of the suite that asks for it (`datasets.LABEL`).
+    """
+
+    suite: Suite
+    cells: tuple[Cell, ...]
+    stages: tuple[Planned, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What evaluators do without, and why."""
+
+    def to_do(self) -> list[Planned]:
+        """Return the stages that must be run."""
+        return [planned for planned in self.stages if planned.status == "to do"]
+
+    def skipped(self) -> Counter[str]:
+        """Return how many cells are skipped for each reason."""
+        return Counter(cell.skipped for cell in self.cells if cell.skipped)
+
+
+def make(
+    registry: Registry,
+    suite: Suite,
+    store: Store | None,
+    data: Path,
+    *,
+    skip_missing: bool = False,
+    unverified: bool = False,
+    recompute: Iterable[str] = (),
+    snapshots: Snapshots | None = None,
+) -> Plan:
+    """Return the plan of a suite; raise Mistakes if data are missing (unless skipped) or nothing is left to do.
+
+    Data that are not the official ones are refused unless `unverified` says that they may be used. With `snapshots`,
+    which says at which steps each coreset was kept, these are evaluated too.
+    """
+    try:
+        return _make(registry, suite, store, data, skip_missing, unverified, set(recompute), snapshots)
+    except (BpcbenchError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        # Planning calls plugins: their facts, skip, native and prerequisites.
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}, in {where.name})"
+        raise PluginError(f"{suite.name} cannot be planned: {what}") from error
+
+
+def _make(
+    registry: Registry,
+    suite: Suite,
+    store: Store | None,
+    data: Path,
+    skip_missing: bool,
+    unverified: bool,
+    recompute: set[str],
+    snapshots: Snapshots | None,
+) -> Plan:
+    lookup = Lookup(registry)
+    sources: dict[str, Source | str] = {}
+    missing: dict[str, str] = {}
+    for label, dataset in suite.datasets.items():
+        try:
+            source = sources[label] = learn(lookup, suite, data, dataset, unverified=unverified)
+        except MissingData as error:
+            sources[label] = missing[f"datasets.{label}"] = str(error)
+        else:
+            missing |= {f"evaluators.{name}": text for name, text in source.missing.items()}
+    if missing and not skip_missing:
+        raise Mistakes(
+            suite.name, [Mistake(path, f"{text} (or run with --skip-missing)") for path, text in missing.items()]
+        )
+    planner = Planner(suite, lookup)
+    grid = tuple(cells(planner, sources, snapshots))
+    if all(cell.skipped for cell in grid):
+        reasons = "; ".join(sorted({cell.skipped for cell in grid})) or "every cell is excluded"
+        raise UserError(f"{suite.name}: the grid is empty: {reasons}")
+    wanted = (f"score:{address.key}" for cell in grid for address in cell.scores.values())
+    stages = demand(registry, planner.stages, wanted, store, recompute, planner.expected)
+    known = (source for source in sources.values() if isinstance(source, Source))
+    notes = dict.fromkeys(note for source in known for note in source.left_out)
+    return Plan(suite, grid, tuple(stages), missing, tuple(notes))

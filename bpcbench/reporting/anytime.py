@@ -1,0 +1,145 @@
+"""Anytime curves: how good each coreset was after a number of steps, against the time it had taken by then.
+
+Methods keep their coresets on a 1-2-5 grid of steps; here these snapshots are evaluated like any other coreset. The
+learning-rate schedule is that of the whole run, so a point of a curve is not what a run set up for that budget gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from bpcbench.planning.cells import Snapshots
+from bpcbench.planning.plan import Plan
+from bpcbench.reporting import Row
+from bpcbench.reporting.collect import collect
+from bpcbench.reporting.pairs import Pair, pairs
+from bpcbench.reporting.rows import number, percent
+from bpcbench.stats import Summary, summarise
+from bpcbench.store.address import Address
+from bpcbench.store.store import Store
+
+FINAL_LABEL = "end"
+START = "its start"
+HEADINGS = ("data set", "ipc", "method", "inference", "network", "step", "seconds", "CPU s")
+
+
+@dataclass(frozen=True)
+class Point:
+    """The metrics of the coresets of one line of a table after `step` steps (None: at the end), means over coresets.
+
+    `seconds` and `cpu_seconds` are what distilling had taken by then, means over coresets.
+    """
+
+    dataset: str
+    ipc: int
+    method: str
+    inference: str
+    network: str
+    step: int | None
+    seconds: float
+    cpu_seconds: float
+    metrics: dict[str, Summary]
+
+    @property
+    def curve(self) -> tuple[str, int, str, str, str]:
+        """Which curve the point lies on."""
+        return (self.dataset, self.ipc, self.method, self.inference, self.network)
+
+    def cells(self, metrics: Sequence[str]) -> tuple[str, ...]:
+        """Return the point as the texts of a line under `HEADINGS` and the metrics."""
+        step = FINAL_LABEL if self.step is None else str(self.step)
+        values = []
+        for metric in metrics:
+            summary = self.metrics.get(metric)
+            if summary is None:
+                values.append("")
+                continue
+            spread = "" if summary.std is None else f"±{number(metric, summary.std, summary.mean)}"
+            values.append(f"{number(metric, summary.mean)}{spread}")
+        names = (self.dataset, str(self.ipc), self.method, self.inference, self.network)
+        return (*names, step, f"{self.seconds:.1f}", f"{self.cpu_seconds:.1f}", *values)
+
+
+def headings(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the headings of a table of points."""
+    return (*HEADINGS, *(f"{metric} %" if percent(metric) else metric for metric in metrics))
+
+
+def kept(store: Store, wanted: Collection[int] | None = None) -> Snapshots:
+    """Return a function from a coreset's key to the steps at which it was kept, all or those wanted, in order."""
+
+    def steps(key: str) -> Sequence[int]:
+        folder = store.path(Address("coreset", key, "final")).parent
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        found = sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
+        return [step for step in found if wanted is None or step in wanted]
+
+    return steps
+
+
+def points(plan: Plan, store: Store, metrics: Sequence[str]) -> list[Point]:
+    """Return the points of all curves that the store holds, each curve from its start to its end."""
+    found = []
+    for step in sorted({cell.step for cell in plan.cells}, key=lambda step: (step is None, step)):
+        groups: dict[tuple[str, int, str, str, str], list[Row]] = {}
+        for row in collect(plan, store, step):
+            groups.setdefault((row.dataset, row.ipc, row.method, row.inference, row.network), []).append(row)
+        for curve, rows in groups.items():
+            coresets = dict.fromkeys(row.coreset for row in rows)
+            costs = [store.meta(Address.parse(coreset)) for coreset in coresets]
+            found.append(
+                Point(
+                    *curve,
+                    step,
+                    sum(cost["seconds"] for cost in costs) / len(costs),
+                    sum(cost["cpu_seconds"] for cost in costs) / len(costs),
+                    {metric: _summary(rows, metric) for metric in metrics if any(r.metric == metric for r in rows)},
+                )
+            )
+    order = list(
+        dict.fromkeys((cell.dataset, cell.ipc, cell.method, cell.inference, cell.network) for cell in plan.cells)
+    )
+    several = {point.curve for point in found if point.step is not None}
+    # Sorting is stable: the points of a curve stay in the order of their steps.
+    return sorted((point for point in found if point.curve in several), key=lambda point: order.index(point.curve))
+
+
+def progress(plan: Plan, store: Store, metrics: Sequence[str]) -> list[Pair]:
+    """Return how far every method came: the paired difference between the ends of its runs and their starts."""
+    found = []
+    starts, ends = collect(plan, store, 0), collect(plan, store)
+    for method in dict.fromkeys(row.method for row in starts):
+        mine = [row for row in ends if row.method == method]
+        control = [replace(row, method=START) for row in starts if row.method == method]
+        found += pairs([*mine, *control], START, metrics)
+    return found
+
+
+def _summary(rows: Sequence[Row], metric: str) -> Summary:
+    by_coreset: dict[str, list[float]] = {}
+    for row in rows:
+        if row.metric == metric:
+            by_coreset.setdefault(row.coreset, []).append(row.value)
+    return summarise(by_coreset)
+
+
+def pictures(found: Sequence[Point], metrics: Sequence[str]) -> dict[str, bytes]:
+    """Return a PNG per data set, ipc and metric: every curve of it against CPU seconds."""
+    from bpcbench import figures
+
+    drawn = {}
+    for dataset, ipc in dict.fromkeys((point.dataset, point.ipc) for point in found):
+        for metric in metrics:
+            series: dict[str, tuple[list[float], list[float]]] = {}
+            for point in found:
+                if (point.dataset, point.ipc) == (dataset, ipc) and metric in point.metrics:
+                    xs, ys = series.setdefault(f"{point.method} / {point.inference}", ([], []))
+                    xs.append(point.cpu_seconds)
+                    ys.append(point.metrics[metric].mean)
+            if series:
+                name = f"{dataset}-ipc{ipc}-{metric.replace('/', '-')}"
+                title = f"{dataset}, {ipc} per class"
+                drawn[name] = figures.curves(series, "CPU seconds of distillation", metric, title, log_x=True)
+    return drawn

@@ -1,0 +1,143 @@
+"""What coresets and their evaluations took: seconds, memory and size, read from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bpcbench.planning.plan import Cell, Plan
+from bpcbench.running.bodies import FIT
+from bpcbench.stats import Summary, summarise
+from bpcbench.store.address import Address
+from bpcbench.store.store import Store
+
+HEADINGS = (
+    "data set",
+    "ipc",
+    "method",
+    "inference",
+    "network",
+    "bytes",
+    "distil s",
+    "prepare s",
+    "its share",
+    "infer s",
+    "peak MB",
+    "timed",
+)
+FOOTNOTE = """\
+CPU seconds of stages on the CPU, wall-clock seconds of those on a GPU; ± is the sample standard deviation.
+distil: one coreset. prepare: all that must be there first, such as experts, in full; its share: divided among the
+methods of the suite that use it. infer: one fit and its predictions. bytes: images and targets of a coreset.
+peak MB: memory of the process that distilled, its libraries included. shared: other stages ran beside it.
+"""
+_Names = tuple[str, int, str, str, str]
+_Fits = dict[Address, list[list[Address]]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one line of a table took; `prepare` and `share` are None where the store no longer has it all."""
+
+    dataset: str
+    ipc: int
+    method: str
+    inference: str
+    network: str
+    size: int
+    distil: Summary
+    prepare: float | None
+    share: float | None
+    infer: Summary
+    peak: float
+    shared: bool
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cost as the texts of a line under `HEADINGS`."""
+        return (
+            self.dataset,
+            str(self.ipc),
+            self.method,
+            self.inference,
+            self.network,
+            str(self.size),
+            _spread(self.distil),
+            "" if self.prepare is None else f"{self.prepare:.1f}",
+            "" if self.share is None else f"{self.share:.1f}",
+            _spread(self.infer),
+            f"{self.peak / 1e6:.0f}",
+            "shared" if self.shared else "alone",
+        )
+
+
+def costs(plan: Plan, store: Store) -> list[Cost]:
+    """Return a cost for every line of the suite's table whose coresets and predictions the store has."""
+    groups: dict[_Names, _Fits] = {}
+    users: dict[Address, set[str]] = {}
+    for cell in plan.cells:
+        if cell.coreset is None or cell.step is not None or not store.has(cell.coreset):
+            continue
+        for address in _prepared(store, cell.coreset):
+            users.setdefault(address, set()).add(cell.method)
+        if fitted := _fitted(store, cell):
+            names = (cell.dataset, cell.ipc, cell.method, cell.inference, cell.network)
+            groups.setdefault(names, {}).setdefault(cell.coreset, []).append(fitted)
+    return [_cost(names, fits, store, users) for names, fits in groups.items()]
+
+
+def _cost(names: _Names, fits: _Fits, store: Store, users: Mapping[Address, set[str]]) -> Cost:
+    metas = [store.meta(coreset) for coreset in fits]
+    first = next(iter(fits))
+    prepared = _prepared(store, first)
+    known = all(store.has(address) for address in prepared)
+    timed = [*fits, *(address for made in fits.values() for fitted in made for address in fitted)]
+    return Cost(
+        *names,
+        size=int(metas[0]["coreset"]["bytes"]),
+        distil=summarise({coreset: [_seconds(store, coreset)] for coreset in fits}),
+        prepare=sum(_seconds(store, address) for address in prepared) if known else None,
+        share=sum(_seconds(store, address) / len(users[address]) for address in prepared) if known else None,
+        infer=summarise({coreset: [_taken(store, fitted) for fitted in made] for coreset, made in fits.items()}),
+        peak=max(float(meta["peak_memory_bytes"]) for meta in metas),
+        shared=any(int(store.meta(address).get("jobs", 1)) > 1 for address in timed),
+    )
+
+
+def _prepared(store: Store, address: Address) -> Sequence[Address]:
+    """Return the prerequisites of an artefact and theirs, each once."""
+    found: dict[Address, None] = {}
+    waiting = [address]
+    while waiting:
+        one = waiting.pop()
+        needs = store.meta(one)["needs"] if store.has(one) else ()
+        for need in _prerequisites(needs):
+            if need not in found:
+                found[need] = None
+                waiting.append(need)
+    return tuple(found)
+
+
+def _prerequisites(needs: Iterable[str]) -> list[Address]:
+    return [Address.parse(need) for need in needs if need.startswith("prerequisite:")]
+
+
+def _fitted(store: Store, cell: Cell) -> list[Address]:
+    """Return a cell's fit and its predictions, as far as the store has them."""
+    scores = [store.meta(address) for address in cell.scores.values() if store.has(address)]
+    inputs = [Address.parse(item["address"]) for meta in scores for item in meta["body"]["inputs"]]
+    mine = dict.fromkeys(address for address in inputs if address.key == cell.predict)
+    return [address for address in (Address("predict", cell.predict, FIT), *mine) if store.has(address)]
+
+
+def _taken(store: Store, fitted: Iterable[Address]) -> float:
+    # Each tells what its process had spent by then; one that only added a split has spent less than the fit.
+    return max(_seconds(store, address) for address in fitted)
+
+
+def _seconds(store: Store, address: Address) -> float:
+    meta = store.meta(address)
+    return float(meta["cpu_seconds" if meta.get("device", "cpu") == "cpu" else "seconds"])
+
+
+def _spread(summary: Summary) -> str:
+    return f"{summary.mean:.1f}" + ("" if summary.std is None else f"±{summary.std:.1f}")

@@ -1,0 +1,40 @@
+"""Devices and threads of this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def resolve_device(wanted: str) -> str:
+    """Return the device for `auto`: an accelerator that torch sees (if torch is loaded), else the CPU."""
+    if wanted != "auto":
+        return wanted
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"
+
+
+def gpu_count() -> int:
+    """Return how many GPUs this process may use, without importing a framework."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([item for item in visible.split(",") if item.strip() not in ("", "-1")])
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def limit_threads(threads: int) -> None:
+    """Set the number of CPU threads of everything loaded in this process."""
+    import threadpoolctl
+
+    # Kept for the life of the process on purpose: the limits object would lift them when collected.
+    threadpoolctl.threadpool_limits(threads)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)

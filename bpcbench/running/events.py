@@ -1,0 +1,91 @@
+"""Follows the events that running stages write, and hands them to whoever listens: the progress, the tracker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from bpcbench.running.checkpoint import EVENTS
+from bpcbench.running.queue import Outcome, Stage
+
+
+class Listener(Protocol):
+    """Whoever wants to know how a run goes. All calls come from one run, but from several threads, one at a time."""
+
+    def started(self, stage: Stage) -> None:
+        """Note a stage that has been handed to a worker."""
+
+    def events(self, stage: Stage, lines: Sequence[dict[str, Any]]) -> None:
+        """Note new events of a running stage: points of curves, and how far it is."""
+
+    def finished(self, stage: Stage, outcome: Outcome) -> None:
+        """Note a stage that has ended."""
+
+
+class Monitor(threading.Thread):
+    """Tails the event file of every running stage about twice a second."""
+
+    def __init__(self, listeners: Sequence[Listener], report: Callable[[str], None]) -> None:
+        super().__init__(name="monitor", daemon=True)
+        self.listeners = list(listeners)
+        self.report = report
+        self._followed: dict[str, tuple[Stage, Path, int]] = {}
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+
+    def started(self, stage: Stage, attempt: Path) -> None:
+        """Start to follow a stage."""
+        with self._lock:
+            self._followed[stage.id] = (stage, attempt / EVENTS, 0)
+            self._tell("started", stage)
+
+    def finished(self, stage: Stage, outcome: Outcome) -> None:
+        """Stop following a stage."""
+        with self._lock:
+            self._followed.pop(stage.id, None)
+            if outcome.status != "busy":
+                self._tell("finished", stage, outcome)
+
+    def run(self) -> None:
+        """Follow until told to end."""
+        while not self._end.wait(0.5):
+            with self._lock:
+                for name, (stage, path, offset) in list(self._followed.items()):
+                    lines, offset = _read(path, offset)
+                    self._followed[name] = (stage, path, offset)
+                    if lines:
+                        self._tell("events", stage, lines)
+
+    def end(self) -> None:
+        """Stop the thread."""
+        self._end.set()
+        self.join()
+
+    def _tell(self, what: str, *arguments: Any) -> None:
+        for listener in list(self.listeners):
+            try:
+                getattr(listener, what)(*arguments)
+            except Exception as error:
+                self.listeners.remove(listener)
+                self.report(f"{type(listener).__name__} is switched off: {type(error).__name__}: {error}")
+
+
+def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    lines: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        stream.seek(0, 2)
+        if stream.tell() < offset:
+            # The stage went back to a checkpoint.
+            offset = 0
+        stream.seek(offset)
+        for line in stream:
+            if not line.endswith(b"\n"):
+                break
+            offset += len(line)
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(line))
+    return lines, offset

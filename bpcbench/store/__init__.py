@@ -1,0 +1,1 @@
+"""The store: what it keeps, where, and how it is written."""

@@ -1,0 +1,1 @@
+"""Suites: YAML documents, their validation and what they mean."""

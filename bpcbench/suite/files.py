@@ -1,0 +1,94 @@
+"""Suite files: found by name, read with everything they extend, and validated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bpcbench.errors import Mistake, Mistakes, UserError, unknown
+from bpcbench.registry.discovery import Registry
+from bpcbench.suite import document
+from bpcbench.suite.document import Document
+from bpcbench.suite.model import Suite
+
+
+def shipped() -> dict[str, Path]:
+    """Return the suites that come with bpcbench, by name: from the wheel, or from the checkout if editable."""
+    package = Path(__file__).parent.parent
+    for folder in (package / "suites", package.parent / "suites"):
+        if folder.is_dir():
+            return {str(p.relative_to(folder).with_suffix("")): p for p in sorted(folder.rglob("*.yaml"))}
+    return {}
+
+
+def locate(registry: Registry, name: str, beside: Path | None = None) -> Path:
+    """Return the file of a suite: a path (relative to `beside`), a plugin's `plugin:name`, or a shipped name."""
+    if name in registry.suites:
+        return registry.suites[name]
+    ours = shipped()
+    if name in ours:
+        return ours[name]
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        path = Path(name) if beside is None or Path(name).is_absolute() else beside / name
+        if not path.exists() and name.startswith("suites/") and name[7:].removesuffix(".yaml") in ours:
+            return ours[name[7:].removesuffix(".yaml")]
+        return path
+    raise UserError(unknown("suite", name, [*ours, *registry.suites]) + "; a path must contain / or end in .yaml")
+
+
+def read(registry: Registry, name: str, overrides: Sequence[str] = ()) -> tuple[Document, Path]:
+    """Read a suite with everything it extends and the overrides, not yet validated."""
+    path = locate(registry, name)
+    return document.override(_extended(registry, path, ()), list(overrides)), path
+
+
+def _extended(registry: Registry, path: Path, seen: tuple[Path, ...]) -> Document:
+    if path.resolve() in seen:
+        raise UserError(f"{path}: extends itself, by way of {' -> '.join(str(p) for p in seen)}")
+    own = document.read(path)
+    result = Document({})
+    for parent in _parents(registry, own, path):
+        result = _laid_over(result, _extended(registry, parent, (*seen, path.resolve())))
+    result.values.pop("name", None)
+    return _laid_over(result, own)
+
+
+def _laid_over(below: Document, above: Document) -> Document:
+    """Merge suites: `cases` follow each other, the later ones winning, so that presets of several methods combine."""
+    first, second = (doc.values.get("cases") for doc in (below, above))
+    if not (isinstance(first, list) and isinstance(second, list)):
+        return document.merge(below, above)
+    shifted = {
+        ("cases", str(int(path[1]) + len(first)), *path[2:]) if path[0] == "cases" and len(path) > 1 else path: place
+        for path, place in above.places.items()
+    }
+    return document.merge(below, Document({**above.values, "cases": [*first, *second]}, {**below.places, **shifted}))
+
+
+def _parents(registry: Registry, own: Document, path: Path) -> list[Path]:
+    names = own.values.get("extends") or []
+    names = [names] if isinstance(names, str) else names
+    place = own.place(("extends",))
+    line = place.line if place else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        message = f"expected a suite's name or a list of them, got {names!r}"
+        raise Mistakes(str(path), [Mistake("extends", message, line, str(path))])
+    found, mistakes = [], []
+    for name in names:
+        try:
+            found.append(locate(registry, name, path.parent))
+            if not found[-1].exists():
+                mistakes.append(Mistake("extends", f"{found[-1]}: no such file", line, str(path)))
+        except UserError as error:
+            mistakes.append(Mistake("extends", str(error), line, str(path)))
+    if mistakes:
+        raise Mistakes(str(path), mistakes)
+    return found
+
+
+def load(registry: Registry, name: str, overrides: Sequence[str] = ()) -> Suite:
+    """Read and validate a suite; raise Mistakes with everything that is wrong with it."""
+    from bpcbench.suite.validation import validate
+
+    doc, path = read(registry, name, overrides)
+    return validate(registry, doc, path)

@@ -1,0 +1,35 @@
+"""Text for people: durations, sizes, and lines on stderr."""
+
+from __future__ import annotations
+
+import sys
+
+
+def spell(seconds: float | None) -> str:
+    """Return a duration for people: `0.3 s`, `4 min 10 s`, `2 h 5 min`."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def spell_bytes(size: float | None) -> str:
+    """Return a size for people: `12 kB`, `3.4 GB`."""
+    if size is None:
+        return "unknown"
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def to_stderr(text: str) -> None:
+    """Say something where no table goes."""
+    print(text, file=sys.stderr, flush=True)

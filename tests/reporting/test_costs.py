@@ -1,0 +1,156 @@
+"""What `report --costs` prints, against the seconds and bytes that the stages noted themselves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bpcbench import cli, session
+from bpcbench.reporting.costs import Cost, costs
+
+SUITE = """
+name: costs
+protocol: 1
+datasets: [digits]
+ipc: [2]
+methods:
+  random:
+  bpc-fkl: {trajectories: &experts {epochs: 2, lr: 0.05, batch: 256, augmentation: none, network: {width: 4}},
+            experts: 2, max_start: 1, steps: 3, inner_steps: 2, draws: 1, augmentation: none}
+  bpc-w: {trajectories: *experts, experts: 1, max_start: 1, steps: 3, inner_steps: 2, augmentation: none}
+  vbpc: {steps: 3, batch: 64, network: {plugin: conv-bn, width: 4}, augmentation: none, pool: 2, updates: 4}
+inferences:
+  vi: {steps: 2, augmentation: none}
+networks:
+  conv-bn: {width: 4}
+metrics: [acc, nll]
+seeds: {distil: 2, evaluate: 2}
+threads: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a suite that was run in this process."""
+    place = tmp_path_factory.mktemp("costs")
+    (place / "costs.yaml").write_text(SUITE)
+    prepared = session.prepare(str(place / "costs.yaml"), out=place / "out")
+    assert session.execute(prepared, inline=True, track=False, quiet=True).exit_code == 0
+    return place
+
+
+def _words(folder: Path, *more: str) -> list[str]:
+    return ["report", str(folder / "costs.yaml"), "--out", str(folder / "out"), "--costs", *more]
+
+
+def _printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    assert cli.main(_words(folder, "--format", "csv")) == 0
+    lines = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    return {line["method"]: line for line in lines}
+
+
+def _stages(folder: Path, kind: str, plugin: str | None = None) -> list[dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in (folder / "out" / "stages" / kind).glob("*/*/stage.json")]
+    return [meta for meta in found if plugin in (None, meta["plugin"])]
+
+
+def _costs(folder: Path) -> dict[str, Cost]:
+    prepared = session.prepare(str(folder / "costs.yaml"), out=folder / "out")
+    assert prepared.store is not None
+    return {cost.method: cost for cost in costs(prepared.plan, prepared.store)}
+
+
+def test_distillation_is_the_mean_of_the_coresets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = _printed(folder, capsys)
+    for method, cost in _costs(folder).items():
+        made = [meta for meta in _stages(folder, "coreset", method) if meta["member"] == "final"]
+        one, other = (meta["cpu_seconds"] for meta in made)
+        assert cost.distil.mean == pytest.approx((one + other) / 2)
+        assert cost.distil.std == pytest.approx(abs(one - other) / 2**0.5)
+        assert printed[method]["distil s"] == f"{cost.distil.mean:.1f}±{cost.distil.std:.1f}"
+        assert printed[method]["peak MB"] == f"{max(meta['peak_memory_bytes'] for meta in made) / 1e6:.0f}"
+        assert printed[method]["timed"] == "alone"
+
+
+def test_stages_that_ran_beside_others_are_marked(folder: Path, tmp_path: Path) -> None:
+    suite = str(folder / "costs.yaml")
+    prepared = session.prepare(suite, ["methods={random: }", "seeds.evaluate=1"], out=tmp_path / "out")
+    assert session.execute(prepared, jobs=2, track=False, quiet=True).exit_code == 0
+    assert prepared.store is not None
+    (cost,) = costs(prepared.plan, prepared.store)
+    assert cost.shared
+    assert cost.cells()[-1] == "shared"
+
+
+def test_bytes_are_those_of_images_and_targets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {method: int(line["bytes"]) for method, line in _printed(folder, capsys).items()}
+    images = 2 * 10 * 8 * 8 * 4
+    assert found["bpc-fkl"] == images + 20 * 8, "class numbers are int64"
+    assert found["vbpc"] == images + 20 * 10 * 4, "and learned labels a vector each"
+
+
+def test_experts_are_charged_in_full_and_divided(folder: Path) -> None:
+    """Two methods share the first expert, only one uses the second, and four share the means of the pixels."""
+    seconds = {meta["member"]: meta["cpu_seconds"] for meta in _stages(folder, "prerequisite", "trajectories")}
+    assert len(seconds) == 2
+    first, second = (seconds[name] for name in sorted(seconds))
+    (means,) = (meta["cpu_seconds"] for meta in _stages(folder, "prerequisite", "standardize"))
+    found = _costs(folder)
+    wanted = {
+        "bpc-fkl": (first + second + means, first / 2 + second + means / 4),
+        "bpc-w": (first + means, first / 2 + means / 4),
+        "vbpc": (means, means / 4),
+    }
+    for method, (full, share) in wanted.items():
+        assert found[method].prepare == pytest.approx(full)
+        assert found[method].share == pytest.approx(share)
+
+
+def test_inference_is_a_fit_and_its_predictions(folder: Path) -> None:
+    spent: dict[str, float] = {}
+    for meta in _stages(folder, "predict"):
+        spent[meta["key"]] = max(spent.get(meta["key"], 0.0), meta["cpu_seconds"])
+    assert len(spent) == 4 * 2 * 2
+    means = [cost.infer.mean for cost in _costs(folder).values()]
+    assert sum(means) / 4 == pytest.approx(sum(spent.values()) / 16)
+
+
+def test_what_was_pruned_leaves_a_gap(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for meta in _stages(copy, "prerequisite", "trajectories"):
+        shutil.rmtree(copy / "out" / "stages" / "prerequisite" / meta["key"], ignore_errors=True)
+    printed = _printed(copy, capsys)
+    assert (printed["bpc-w"]["prepare s"], printed["bpc-w"]["its share"]) == ("", "")
+    assert printed["vbpc"]["prepare s"] != ""
+
+
+def test_text_says_what_the_columns_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(_words(folder)) == 0
+    out = capsys.readouterr().out
+    assert "its share: divided among the" in out
+    assert out.splitlines()[0].split()[:3] == ["data", "set", "ipc"]
+
+
+def test_an_empty_store_has_no_lines(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(folder / "costs.yaml"), "--out", str(tmp_path / "no"), "--costs"]) == 0
+    assert "has no results of this suite yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("format", ["latex", "json"])
+def test_formats_that_it_does_not_have(folder: Path, format: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: A002
+    assert cli.main(_words(folder, "--format", format)) == 2
+    assert f"--costs can be written as text, md, csv, not as {format}" in capsys.readouterr().err
+
+
+def test_costs_or_differences_not_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(_words(folder, "--against", "random"))
+    assert ended.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bpcbench.errors import UserError
+from bpcbench.reporting import Cell, Row, Table, build
+from bpcbench.stats import Summary
+
+NAN, INF = float("nan"), float("inf")
+
+
+def rows(
+    method: str,
+    values: Sequence[float],
+    metric: str = "acc",
+    higher: bool | None = True,
+    dataset: str = "digits",
+    ipc: int = 1,
+    inference: str = "vi",
+    network: str = "conv",
+    evaluator: str = "predictive",
+    notes: tuple[str, ...] = (),
+) -> list[Row]:
+    """One coreset per value, each evaluated once."""
+    where = (dataset, ipc, method, inference, network)
+    return [
+        Row(*where, f"{method}-{dataset}-{ipc}-{seed}", seed, 0, evaluator, metric, value, higher, notes)
+        for seed, value in enumerate(values)
+    ]
+
+
+def column(table: Table, index: int = 0) -> list[Cell]:
+    return [line.cells[index] for line in table.lines]
+
+
+def marks(table: Table, index: int = 0) -> list[str]:
+    return ["*" * cell.best + "_" * cell.second + "~" * cell.tied for cell in column(table, index)]
+
+
+def summary(cell: Cell) -> Summary:
+    assert cell.summary is not None
+    return cell.summary
+
+
+def test_lines_as_they_appear_and_groups_sorted() -> None:
+    found = [*rows("z", [0.5], dataset="mnist", ipc=10), *rows("a", [0.5], dataset="mnist", ipc=2)]
+    table = build([*found, *rows("z", [0.5], dataset="digits", ipc=50)])
+    assert [line.method for line in table.lines] == ["z", "a"]
+    assert [group.label for group in table.groups] == ["digits ipc 50", "mnist ipc 2", "mnist ipc 10"]
+    assert [column.label for column in table.groups[0].columns] == ["acc % ↑", "nll"]
+
+
+def test_inference_and_network_are_shown_only_where_they_vary() -> None:
+    assert build(rows("a", [0.5])).labels == ("method",)
+    assert build(rows("a", [0.5]) + rows("a", [0.4], inference="sghmc")).labels == ("method", "inference")
+    both = build(rows("a", [0.5]) + rows("b", [0.4], inference="sghmc", network="vgg"))
+    assert both.labels == ("method", "inference", "network")
+    assert len(build(rows("a", [0.5]) + rows("a", [0.4], network="vgg")).lines) == 2
+
+
+def test_mean_is_over_coresets_of_their_means() -> None:
+    place = ("digits", 1, "a", "vi", "conv")
+    one = [Row(*place, "one", 0, seed, "e", "acc", value, True) for seed, value in enumerate((0.2, 0.4, 0.6))]
+    table = build([*one, Row(*place, "two", 1, 0, "e", "acc", 0.8, True)])
+    found = summary(table.lines[0].cells[0])
+    assert found.n == 2
+    assert found.mean == pytest.approx(0.6)
+    assert found.std == pytest.approx(math.sqrt(0.08))
+    assert found.within == pytest.approx(0.2)
+
+
+def test_a_deterministic_coreset_counts_once() -> None:
+    place = ("digits", 1, "herding", "vi", "conv", "the-one")
+    twice = [
+        Row(*place, distil, evaluate, "e", "acc", 0.5 + evaluate / 10, True)
+        for distil in range(3)
+        for evaluate in range(2)
+    ]
+    found = summary(build(twice).lines[0].cells[0])
+    assert (found.n, found.std) == (1, None)
+    assert found.mean == pytest.approx(0.55)
+    assert found == summary(build(twice[:2]).lines[0].cells[0])
+
+
+def test_rows_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(UserError, match=r"both 0.5 and 0.6: a / vi / conv on digits ipc 1, evaluation seed 0"):
+        build(rows("a", [0.5]) + rows("a", [0.6]))
+    with pytest.raises(UserError, match="both that higher and that lower"):
+        build(rows("a", [0.5]) + rows("b", [0.6], higher=False))
+
+
+def test_the_same_nan_twice_is_no_contradiction() -> None:
+    assert math.isnan(summary(build(rows("a", [NAN]) * 2).lines[0].cells[0]).mean)
+
+
+@pytest.mark.parametrize(
+    ("higher", "expected"), [(True, ["", "_", "*"]), (False, ["*", "_", ""]), (None, ["", "", ""])]
+)
+def test_direction(higher: bool | None, expected: list[str]) -> None:
+    found = [row for i, method in enumerate("abc") for row in rows(method, [i, i + 0.001], "score", higher)]
+    assert marks(build(found, ["score"])) == expected
+
+
+def test_ties_inside_noise_are_marked_and_only_those() -> None:
+    noisy = rows("a", [0.90, 0.92, 0.94]) + rows("b", [0.89, 0.91, 0.94]) + rows("c", [0.50, 0.51, 0.52])
+    near = rows("d", [0.88, 0.91, 0.94])
+    assert marks(build(noisy + near)) == ["*", "_~", "", "~"]
+    assert marks(build(rows("a", [0.90, 0.9001]) + rows("b", [0.80, 0.8001]))) == ["*", "_"]
+
+
+def test_equal_means_share_the_first_place() -> None:
+    assert marks(build(rows("a", [0.5]) + rows("b", [0.5]) + rows("c", [0.4]))) == ["*", "*", "_"]
+    assert marks(build(rows("a", [0.5]) + rows("b", [0.5]))) == ["*", "*"]
+
+
+def test_a_ceiling_is_shown_but_not_ranked() -> None:
+    found = rows("whole", [0.99]) + rows("a", [0.5]) + rows("b", [0.4])
+    assert marks(build(found)) == ["", "*", "_"]
+    assert "Shown for reference, not ranked: whole." in build(found).footnotes
+    assert marks(build(found, unranked=())) == ["*", "_", ""]
+
+
+def test_who_competes_alone_is_not_called_best() -> None:
+    assert marks(build(rows("whole", [0.99]) + rows("a", [0.5]))) == ["", ""]
+
+
+def test_what_is_not_finite_is_shown_and_never_ranked() -> None:
+    found = rows("a", [NAN, 0.1], "nll", False) + rows("b", [INF, 0.1], "nll", False)
+    table = build(found + rows("c", [0.5, 0.6], "nll", False) + rows("d", [-INF], "nll", False), ["nll"])
+    assert [cell.mean for cell in column(table)] == ["nan", "inf", "0.55", "-inf"]
+    assert marks(table) == ["", "", "", ""]
+    assert "Not finite, and so not ranked: 3 of 4 cells." in table.footnotes
+    assert marks(build(found + rows("c", [0.5], "nll", False) + rows("d", [2], "nll", False), ["nll"])) == [
+        "",
+        "",
+        "*",
+        "_",
+    ]
+
+
+def test_missing_cells_are_dashes_and_counted() -> None:
+    table = build(rows("a", [0.5]) + rows("b", [0.4], dataset="mnist"), ["acc"])
+    assert [[cell.mean for cell in line.cells] for line in table.lines] == [["50.0", "—"], ["—", "40.0"]]
+    assert "No result (—): 2 of 4 cells." in table.footnotes
+
+
+def test_n_is_said_once_if_equal_and_in_the_cell_if_not() -> None:
+    equal = build(rows("a", [0.5, 0.6]) + rows("b", [0.4, 0.5]))
+    assert [cell.count for cell in column(equal)] == [None, None]
+    assert equal.footnotes[0].endswith("over evaluation seeds; n = 2.")
+    mixed = build(rows("a", [0.5, 0.6]) + rows("b", [0.4]) + rows("c", [0.1, 0.2]))
+    assert [cell.count for cell in column(mixed)] == [None, 1, None]
+    assert mixed.footnotes[0].endswith("n = 2 unless given in brackets.")
+    assert build(rows("a", [0.5])).footnotes[0].startswith("n = 1 coreset per cell: no ±")
+
+
+def test_the_spread_within_a_coreset_is_said_separately() -> None:
+    place = ("digits", 1, "a", "vi", "conv", "c")
+    table = build([Row(*place, 0, seed, "e", "acc", value, True) for seed, value in enumerate((0.50, 0.51, 0.52))])
+    assert table.footnotes[1].endswith("smallest to largest: acc 1.0 %.")
+
+
+def test_notes_of_the_data_reach_the_footnotes() -> None:
+    assert "Marked subset: digits." in build(rows("a", [0.5], notes=("subset",))).footnotes
+
+
+def test_evaluators_that_use_the_same_name_are_not_mixed() -> None:
+    table = build(rows("a", [0.5]) + rows("a", [0.3], evaluator="corruption"), ["acc"])
+    assert [c.label for c in table.groups[0].columns] == ["acc (predictive) % ↑", "acc (corruption) % ↑"]
+    assert [cell.mean for cell in table.lines[0].cells] == ["50.0", "30.0"]
+
+
+def test_other_metrics_are_left_out_and_nothing_is_no_error() -> None:
+    assert build(rows("a", [0.5], "ece", False)) == build([])
+    assert build([]).footnotes == ("There are no results to show.",)
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=6), st.booleans())
+def test_whatever_is_marked_best_is_finite_and_best(values: list[float], higher: bool) -> None:
+    found = [row for i, value in enumerate(values) for row in rows(str(i), [value], "score", higher)]
+    finite = [value for value in values if math.isfinite(value)]
+    best = [summary(cell).mean for cell in column(build(found, ["score"])) if cell.best]
+    if len(finite) < 2:
+        assert not best
+    else:
+        assert set(best) == {max(finite) if higher else min(finite)}
+
+
+def test_a_group_has_no_column_for_what_its_evaluator_never_gives_there() -> None:
+    found = [
+        *rows("a", [0.9], dataset="mnist", metric="fashion_mnist/auroc", evaluator="ood"),
+        *rows("a", [0.8], dataset="fashion_mnist", metric="mnist/auroc", evaluator="ood"),
+        *rows("a", [0.7], dataset="mnist", metric="acc", evaluator="classification"),
+    ]
+    table = build(found, ["acc", "mnist/auroc", "fashion_mnist/auroc", "nll"])
+    columns = {group.dataset: [column.metric for column in group.columns] for group in table.groups}
+    # What classification will say of fashion_mnist is not known yet; nobody has given an nll.
+    assert columns == {"mnist": ["acc", "fashion_mnist/auroc", "nll"], "fashion_mnist": ["acc", "mnist/auroc", "nll"]}
+    means = {(group.dataset, column.metric): cell.mean for (group, column), cell in zip(
+        [(group, column) for group in table.groups for column in group.columns], table.lines[0].cells, strict=True
+    )}  # fmt: skip
+    assert means["mnist", "fashion_mnist/auroc"] == "90.0"
+    assert means["fashion_mnist", "mnist/auroc"] == "80.0"
+    assert means["fashion_mnist", "acc"] == "—"

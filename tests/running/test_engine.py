@@ -1,0 +1,279 @@
+"""Processes: what fails fails alone, what is stopped goes on later, and nothing is left alive."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_runs import HERE, Toy, until
+
+from bpcbench.running.queue import Outcome, Stage, Task, Work
+
+BAD = ("raise", "exit", "sysexit", "segfault", "kill", "memory", "nan", "sleep", "deaf")
+BAD_METHODS = "{good: {plugin: toy-real}, " + ", ".join(f"{how}: {{plugin: toy-bad, how: {how}}}" for how in BAD) + "}"
+REASONS = {
+    "raise": ("LookupError: nothing of the kind", "raise LookupError"),
+    "exit": ("the worker ended with code 3", "ended with code 3"),
+    "sysexit": ("SystemExit: bye", "sys.exit("),
+    "segfault": ("the worker was killed by SIGSEGV", "in _segfault"),
+    "kill": (r"the worker was killed by SIGKILL \(out of memory\?\)", "killed by SIGKILL"),
+    "memory": ("out of memory", "raise MemoryError"),
+    "nan": ("loss is nan at step 7", "NotFinite"),
+    "sleep": ("it took longer than its timeout of 4 s", "longer than its timeout"),
+    "deaf": ("it took longer than its timeout of 4 s", "longer than its timeout"),
+}
+RUN = """
+import json, sys, bpcbench
+result = bpcbench.run(sys.argv[1], out=sys.argv[2], jobs=3, track=False)
+for failure in result.failures:
+    print(json.dumps([failure.stage.label, failure.message, str(failure.log)]))
+print(json.dumps(result.counts))
+sys.exit(result.exit_code)
+"""
+
+
+def python(toy: Toy, script: str, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    """Run a script that uses the Python interface."""
+    path = toy.folder / "script.py"
+    path.write_text(script)
+    command = [sys.executable, str(path), str(toy.suite), str(toy.out), *arguments]
+    environment = toy.environment(**settings)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=toy.folder)
+
+
+def test_every_way_to_fail(toy: Toy) -> None:
+    """Each fails alone, is named with its reason and its log; what depends on it is skipped; the rest is done."""
+    done = python(toy.write(BAD_METHODS, "timeout: 4"), RUN)
+    assert done.returncode == 1, done.stdout + done.stderr
+    *lines, counts = done.stdout.splitlines()
+    failures = {(found := json.loads(line))[0].split()[3]: found[1:] for line in lines}
+    assert set(failures) == set(BAD)
+    for how, (message, logged) in REASONS.items():
+        assert re.search(message, failures[how][0]), how
+        assert logged in Path(failures[how][1]).read_text(), how
+    assert json.loads(counts) == {"done": 4, "failed": len(BAD), "skipped": 2 * len(BAD)}
+    for how in BAD:
+        assert f"skipped: predict toy-data ipc 2 {how} / toy-nearest / toy-net seed 0.0: it needs " in done.stderr
+    assert len(list(toy.members("score"))) == 1
+    assert toy.all_gone()
+
+
+def test_failure_in_this_process_has_a_log_too(toy: Toy) -> None:
+    script = RUN.replace("jobs=3", "inline=True")
+    done = python(toy.write("{bad: {plugin: toy-bad}, good: {plugin: toy-real}}"), script)
+    assert done.returncode == 1
+    _, message, log = json.loads(done.stdout.splitlines()[-2])
+    assert message == "LookupError: nothing of the kind"
+    assert "raise LookupError" in Path(log).read_text()
+    assert len(list(toy.members("score"))) == 1
+
+
+def wait_for_checkpoint(toy: Toy) -> None:
+    until(lambda: toy.scratch("*/*/checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("number", "jobs", "group"),
+    [(signal.SIGINT, 2, False), (signal.SIGTERM, 2, False), (signal.SIGTERM, 2, True), (signal.SIGINT, 0, False)],
+)
+def test_signals_stop_cleanly(toy: Toy, number: signal.Signals, jobs: int, group: bool) -> None:
+    """Checkpoints are written though none is due, nothing lives on, and the next run goes on from there.
+
+    `group`: a batch system sends the signal to every process of the run, the fork server among them. No jobs:
+    everything is in one process.
+    """
+    toy.write("{a: {plugin: toy-loop, steps: 100}, b: {plugin: toy-loop, steps: 101}}")
+    running = toy.start(jobs=jobs, group=True, pace=0.05, checkpoint=1000)
+    until(lambda: len(toy.counted("from", "coreset")) == (jobs or 1))
+    until(lambda: all(path.stat().st_size for path in toy.scratch("coreset*/*/events.jsonl")))
+    assert not toy.scratch("*/*/checkpoint-*")
+    (os.killpg if group else os.kill)(running.pid, number)
+    assert running.wait(30) == 128 + number, toy.output()
+    assert toy.all_gone()
+    assert len(toy.scratch("coreset*/*/checkpoint-*")) == (jobs or 1)
+    assert "Traceback" not in toy.output()
+    toy.run(jobs=jobs)
+    assert len([step for _, step in toy.counted("from", "coreset") if int(step) > 0]) == (jobs or 1)
+    assert not list((toy.out / "scratch").rglob("*-*/*")), "scratch is removed once results are committed"
+
+
+def test_a_second_signal_ends_at_once(toy: Toy) -> None:
+    toy.write("{deaf: {plugin: toy-bad, how: deaf}}")
+    running = toy.start()
+    until(lambda: toy.counted("bad", "deaf"))
+    running.send_signal(signal.SIGINT)
+    until(lambda: "stopping" in toy.output())
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    assert running.wait(10) == 130
+    assert toy.all_gone()
+
+
+@pytest.mark.parametrize("how", ["sleep", "deaf", "hold"])
+def test_no_orphans(toy: Toy, how: str) -> None:
+    """Whatever a worker is busy with: it does not outlive its parent."""
+    toy.write(f"{{bad: {{plugin: toy-bad, how: {how}}}}}")
+    running = toy.start()
+    until(lambda: toy.counted("bad", how))
+    assert len(toy.processes()) >= 3
+    running.kill()
+    running.wait()
+    assert toy.all_gone(), toy.processes()
+
+
+def test_a_killed_worker(toy: Toy) -> None:
+    """It fails alone; the next run goes on from its checkpoint."""
+    toy.write("{a: {plugin: toy-loop, steps: 60}, b: {plugin: toy-real}}")
+    running = toy.start(pace=0.03)
+    wait_for_checkpoint(toy)
+    (worker,) = toy.counted("worker", 60)[0]
+    os.kill(int(worker), signal.SIGKILL)
+    assert running.wait(60) == 1
+    assert "killed by SIGKILL" in toy.output()
+    assert len(list(toy.members("score"))) == 1
+    toy.run()
+    assert int(toy.counted("from", "coreset")[-1][1]) > 0
+    assert len(list(toy.members("score"))) == 2
+
+
+def test_a_worker_told_to_stop_by_someone_else(toy: Toy) -> None:
+    """The run must neither hang nor call it a success."""
+    toy.write("{a: {plugin: toy-loop, steps: 60}}")
+    running = toy.start(pace=0.03)
+    wait_for_checkpoint(toy)
+    (worker,) = toy.counted("worker", 60)[0]
+    os.kill(int(worker), signal.SIGTERM)
+    assert running.wait(60) == 1, toy.output()
+    assert "the worker was told to stop by a signal" in toy.output()
+
+
+def test_scores_share_a_process(toy: Toy) -> None:
+    """All in one process, each with the same draws; one that crashes fails alone and costs the process only."""
+    methods = "{a: {plugin: toy-real}, b: {plugin: toy-loop, steps: 2}, c: {plugin: toy-loop, steps: 9}}"
+    toy.write(methods, "seeds: {distil: 2}", evaluators="classification, toy-shifted").run(jobs=1)
+    found = [meta["metrics"] for _, meta, _ in toy.members("score") if "pid" in meta["metrics"]]
+    assert len(found) == 6
+    assert len({metrics["pid"] for metrics in found}) == 1
+    assert len({metrics["draw"] for metrics in found}) == 1
+    values = sorted(metrics["shifted"] for metrics in found)
+    output = toy.run(f"evaluators.toy-shifted.crash_above={(values[-1] + values[-2]) / 2}", jobs=1, expect=1)
+    assert "the worker ended with code 9" in output
+    assert "ended with code 9" in (toy.out / "logs" / "scores.log").read_text()
+    again = toy.counted("score")[6:]
+    assert len(again) == 6
+    after = [pid for pid, value in again]
+    assert len(set(after)) == (1 if float(again[-1][1]) == values[-1] else 2)
+    assert len([meta for _, meta, _ in toy.members("score") if "pid" in meta["metrics"]]) == 6 + 5
+
+
+def test_script_without_main_guard(toy: Toy) -> None:
+    """Workers do not import the caller's script again."""
+    script = "from pathlib import Path\nPath('imported.txt').open('a').write('x')\n" + RUN
+    done = python(toy.write("[toy-real]"), script)
+    assert done.returncode == 0, done.stderr
+    assert (toy.folder / "imported.txt").read_text() == "x"
+
+
+def test_rerun_executes_nothing(toy: Toy) -> None:
+    toy.write("[toy-real]").run()
+    before = toy.count.read_text()
+    assert "no stages were run" in toy.run()
+    assert toy.count.read_text() == before
+
+
+def stage(name: str, *needs: str, kind: str = "coreset") -> Stage:
+    ids = tuple(f"coreset:{need}" for need in needs)
+    return Stage(kind=kind, key=name, members=("final",), label=name, plugin="p", body={}, needs=ids)
+
+
+def work(*stages: Stage) -> tuple[Work, list[tuple[str, str, tuple[str, ...]]]]:
+    finished: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def note(stage: Stage, outcome: Outcome) -> None:
+        finished.append((stage.key, outcome.status, outcome.messages))
+
+    def task(stage: Stage) -> Task:
+        return Task(stage, Path(), Path(), "a", Path())
+
+    return Work(stages, task, lambda task: None, note), finished
+
+
+def always(task: Any) -> bool:
+    return True
+
+
+def test_work_hands_out_what_is_ready() -> None:
+    todo, _ = work(stage("a"), stage("b", "a"), stage("c", "a", "b"), stage("s", "c", kind="score"))
+    for name in "abc":
+        task = todo.take(always)
+        assert task is not None
+        assert task.stage.key == name
+        assert todo.take(always) is None
+        todo.finish(Outcome(task.stage.id, "done"))
+    assert not todo
+    assert todo.scores_left()
+    assert todo.take(always, scores=True) is not None
+
+
+def test_work_that_is_busy_elsewhere_comes_back() -> None:
+    todo, finished = work(stage("a"))
+    assert todo.take(always) is not None
+    todo.finish(Outcome("coreset:a", "busy"))
+    assert todo
+    assert todo.take(always) is None
+    until(lambda: todo.take(always), 2)
+    assert finished == []
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_work_ends_when_a_stage_does_not(status: str) -> None:
+    todo, finished = work(stage("a"), stage("b", "a"), stage("c", "b"), stage("d"))
+    todo.take(always)
+    todo.finish(Outcome("coreset:a", status))
+    assert [found[:2] for found in finished] == [("a", "failed"), ("b", "skipped"), ("c", "skipped")]
+    todo.take(always)
+    todo.finish(Outcome("coreset:d", "done"))
+    assert not todo
+    assert not todo.scores_left()
+
+
+def test_work_that_stops_does_not_wait_for_lost_stages() -> None:
+    """An engine that raises leaves stages that will never be finished."""
+    todo, _ = work(stage("a"), stage("s", "a", kind="score"))
+    todo.take(always)
+    todo.stopping = True
+    assert not todo.scores_left()
+
+
+def test_what_all_workers_notice_is_said_once() -> None:
+    todo, finished = work(stage("a"), stage("b"))
+    for name in "ab":
+        todo.take(always)
+        todo.finish(Outcome(f"coreset:{name}", "done", messages=("no locks", f"of {name}")))
+    assert [messages for _, _, messages in finished] == [("no locks", "of a"), ("of b",)]
+
+
+def test_workers_start_in_parallel_threads() -> None:
+    """`__main__` and the environment are as before when two threads start workers at the same time."""
+    script = """
+import os, sys, threading
+from bpcbench.running.worker import Worker
+before, main = dict(os.environ), sys.modules["__main__"]
+made = []
+threads = [threading.Thread(target=lambda: made.extend(Worker(()) for _ in range(4))) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert sys.modules["__main__"] is main and dict(os.environ) == before and len(made) == 16
+[worker.close() for worker in made]
+"""
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(HERE)})
+    assert time.monotonic() - begin < 60

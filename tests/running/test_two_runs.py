@@ -1,0 +1,93 @@
+"""Several runs on one store: every stage is made once, and if locks do not work nothing goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_runs import Toy, until
+
+from bpcbench.running import bodies as stages
+from bpcbench.running.queue import Stage, Task
+from bpcbench.store.store import Store
+
+METHODS = "{a: {plugin: toy-loop, steps: 40}, b: {plugin: toy-loop, steps: 41}, c: {plugin: toy-real, wait: 0.5}}"
+
+
+def both(toy: Toy, **settings: object) -> None:
+    """Run the suite twice at the same time; both must succeed."""
+    runs = [toy.start(pace=0.02, **settings) for _ in range(2)]
+    codes = [run.wait(200) for run in runs]
+    assert codes == [0, 0], toy.output()
+    assert toy.all_gone(5)
+
+
+def test_two_runs_share_the_work(toy: Toy) -> None:
+    toy.write(METHODS, evaluators="classification, toy-shifted")
+    both(toy)
+    assert len(toy.counted("coreset")) == 3
+    assert len(toy.counted("fit")) == 3
+    assert len(toy.counted("score")) == 3
+    assert {step for _, _, step in toy.counted("from")} == {"0"}
+    alone = Toy(toy.folder / "alone").write(METHODS, evaluators="classification, toy-shifted")
+    alone.run()
+    assert toy.results() == alone.results()
+    assert not list((toy.out / "scratch").glob("*/*"))
+
+
+def test_two_runs_without_locks(toy: Toy) -> None:
+    """Work may be done twice, but the results are right, and neither run fails because the other was first."""
+    toy.write(METHODS, evaluators="classification, toy-shifted")
+    both(toy, no_locks=1)
+    assert "this file system has no locks" in toy.output()
+    assert toy.output().count("this file system has no locks") == 2, "it is said once per run"
+    alone = Toy(toy.folder / "alone").write(METHODS, evaluators="classification, toy-shifted")
+    alone.run()
+    assert toy.results() == alone.results()
+
+
+def test_a_rival_that_was_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails because another process has made it meanwhile, and tidied up, has not failed."""
+    store = Store.open(tmp_path / "store")
+    stage = Stage(kind="coreset", key="k", members=("final",), label="", plugin="", body={})
+    task = Task(stage, store.root, tmp_path, "attempt", tmp_path / "log")
+
+    def beaten(self: Any) -> None:
+        raise FileNotFoundError("gone")
+
+    def beaten_by_a_rival(self: Any) -> None:
+        Store.open(store.root).commit(stage.addresses[0], {}, {})
+        raise FileNotFoundError("gone")
+
+    for make, status in ((beaten, "failed"), (beaten_by_a_rival, "done")):
+        monkeypatch.setattr(stages._Run, "make", make)
+        assert stages.execute(task).status == status
+
+
+def test_a_successor_waits_for_the_living(toy: Toy) -> None:
+    """A second run neither starts over nor adopts the checkpoint of a stage that another run is still at."""
+    toy.write("{a: {plugin: toy-loop, steps: 60}}")
+    first = toy.start(pace=0.03)
+    until(lambda: toy.scratch("*/*/checkpoint-*"))
+    second = toy.start(pace=0.03)
+    assert first.wait(60) == 0
+    assert second.wait(60) == 0
+    assert len(toy.counted("coreset")) == 1
+
+
+def test_a_successor_takes_over_from_the_dead(toy: Toy) -> None:
+    """The first run is killed while the second waits for it; the second goes on from its checkpoint."""
+    toy.write("{a: {plugin: toy-loop, steps: 120}}")
+    first = toy.start(pace=0.03)
+    until(lambda: toy.scratch("*/*/checkpoint-*"))
+    second = toy.start(pace=0.03)
+    until(lambda: toy.output().count("1 cells") == 2)
+    first.kill()
+    first.wait()
+    assert second.wait(60) == 0
+    (_, start), (_, again) = toy.counted("from", "coreset")
+    assert (int(start), int(again) > 0) == (0, True)
+    alone = Toy(toy.folder / "alone").write("{a: {plugin: toy-loop, steps: 120}}")
+    alone.run()
+    assert toy.results() == alone.results()

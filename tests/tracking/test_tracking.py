@@ -1,0 +1,171 @@
+"""MLflow is a faithful view of the store, and a run does not need it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+import bpcbench
+from bpcbench import session
+from bpcbench.cli import main
+from bpcbench.tracking import live as tracking
+
+SUITE = """
+name: tracked
+protocol: 1
+datasets: [digits]
+ipc: [1]
+methods: [random, kmeans]
+inferences: {network: {steps: 30}}
+networks: {conv-nn: {width: 4}}
+seeds: {distil: 1, evaluate: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tracked")
+    (folder / "suite.yaml").write_text(SUITE)
+    said: list[str] = []
+    result = bpcbench.run(str(folder / "suite.yaml"), out=folder / "store", say=said.append)
+    assert result.exit_code == 0
+    return folder, said
+
+
+def client_of(folder):
+    tracking.quiet_environment()
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{folder / 'store' / 'mlflow.db'}")
+
+
+def runs_of(client):
+    experiment = client.get_experiment_by_name("tracked")
+    runs = client.search_runs([experiment.experiment_id])
+    cells = {run.data.tags["mlflow.runName"]: run for run in runs if tracking.CELL_TAG in run.data.tags}
+    return cells, [run for run in runs if tracking.CELL_TAG not in run.data.tags]
+
+
+def test_every_cell_is_a_finished_child_run(tracked):
+    folder, _ = tracked
+    client = client_of(folder)
+    cells, parents = runs_of(client)
+    assert len(cells) == 4
+    (parent,) = parents
+    assert parent.info.status == "FINISHED"
+    frame = bpcbench.results(str(folder / "suite.yaml"), out=folder / "store")
+    for run in cells.values():
+        assert run.info.status == "FINISHED"
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.data.params["inference.steps"] == "30"
+        assert run.data.params["network.width"] == "4"
+        tags = run.data.tags
+        mine = frame[(frame.method == tags["method"]) & (frame.evaluate_seed == int(tags["evaluate_seed"]))]
+        for _, row in mine.iterrows():
+            assert run.data.metrics[row.metric] == pytest.approx(row.value, abs=1e-12)
+        assert run.data.metrics["cost/coreset_bytes"] == 10 * (8 * 8 * 4 + 8), "float32 images, int64 class numbers"
+        for name in ("dataset", "ipc", "network", "inference", "distil_seed", "coreset.key", "predict.key", "commit"):
+            assert tags[name]
+
+
+def test_curves_are_complete_and_not_repeated(tracked):
+    client = client_of(tracked[0])
+    for run in runs_of(client)[0].values():
+        history = client.get_metric_history(run.info.run_id, "predict/network/loss")
+        assert sorted(point.step for point in history) == list(range(30))
+
+
+def test_pictures_and_descriptions_are_attached(tracked, tmp_path):
+    from PIL import Image
+
+    client = client_of(tracked[0])
+    run = next(iter(runs_of(client)[0].values()))
+    for name in ("coreset.png", "reliability.png"):
+        with Image.open(client.download_artifacts(run.info.run_id, name, str(tmp_path))) as picture:
+            assert picture.width > 100
+    stage = json.loads(
+        Path(client.download_artifacts(run.info.run_id, "predict/stage.json", str(tmp_path))).read_text()
+    )
+    assert stage["kind"] == "predict"
+    assert stage["environment"]["torch"]
+
+
+def test_running_again_logs_nothing_new(tracked):
+    folder, _ = tracked
+    before = {run.info.run_id for run in [*runs_of(client_of(folder))[0].values(), *runs_of(client_of(folder))[1]]}
+    assert bpcbench.run(str(folder / "suite.yaml"), out=folder / "store").counts == {}
+    after = {run.info.run_id for run in [*runs_of(client_of(folder))[0].values(), *runs_of(client_of(folder))[1]]}
+    assert before == after
+
+
+def test_recomputing_replaces_the_runs(tracked, tmp_path):
+    folder = tmp_path
+    shutil.copytree(tracked[0] / "store", folder / "store")
+    (folder / "suite.yaml").write_text(SUITE)
+    before = runs_of(client_of(folder))[0]
+    assert bpcbench.run(str(folder / "suite.yaml"), out=folder / "store", recompute=["kmeans"]).exit_code == 0
+    after = runs_of(client_of(folder))[0]
+    assert set(before) == set(after)
+    for name, run in after.items():
+        again = "kmeans" in name
+        assert (run.info.run_id != before[name].info.run_id) == again
+        assert run.data.metrics["nll"] == before[name].data.metrics["nll"]
+
+
+def test_sync_rebuilds_what_was_lost(tracked, tmp_path, capsys):
+    shutil.copytree(tracked[0] / "store", tmp_path / "store")
+    expected = {name: run.data.metrics["nll"] for name, run in runs_of(client_of(tracked[0]))[0].items()}
+    (tmp_path / "store" / "mlflow.db").unlink()
+    assert main(["sync", "--out", str(tmp_path / "store")]) == 0
+    assert "4 cells added" in capsys.readouterr().out
+    rebuilt = {name: run.data.metrics["nll"] for name, run in runs_of(client_of(tmp_path))[0].items()}
+    assert rebuilt == expected
+    assert main(["sync", "--out", str(tmp_path / "store")]) == 0
+    assert "0 cells added" in capsys.readouterr().out
+
+
+def test_what_a_killed_invocation_left_is_cleared_away(tracked, tmp_path):
+    shutil.copytree(tracked[0] / "store", tmp_path / "store")
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    client = client_of(tmp_path)
+    experiment = client.get_experiment_by_name("tracked").experiment_id
+    tag = f"{socket.gethostname()}:999999999"
+    dead = client.create_run(experiment, tags={tracking.PROCESS_TAG: tag}).info.run_id
+    orphan = client.create_run(experiment, tags={tracking.CELL_TAG: "x", tracking.PARENT_TAG: dead}).info.run_id
+    assert main(["sync", "--out", str(tmp_path / "store")]) == 0
+    assert client.get_run(dead).info.status == "KILLED"
+    assert client.get_run(orphan).info.lifecycle_stage == "deleted"
+
+
+def test_an_unreachable_server_does_not_stop_a_run(tmp_path, monkeypatch, capsys):
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    said: list[str] = []
+    overrides = ["methods=[random]", "seeds=1"]
+    result = bpcbench.run(str(tmp_path / "suite.yaml"), overrides, out=tmp_path / "store", inline=True, say=said.append)
+    assert result.exit_code == 0
+    assert len(bpcbench.results(str(tmp_path / "suite.yaml"), overrides, out=tmp_path / "store")) > 0
+    (complaint,) = [text for text in said if "MLflow" in text]
+    assert "http://127.0.0.1:9 cannot be written" in complaint
+    assert "bpcbench sync" in complaint
+    assert main(["sync", "--out", str(tmp_path / "store")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_telemetry_is_off_before_mlflow_is_imported(monkeypatch):
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        monkeypatch.delenv(name, raising=False)
+    tracking.quiet_environment()
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+def test_sessions_are_remembered(tracked):
+    (remembered,) = session.remembered(tracked[0] / "store")
+    assert remembered.plan.suite.name == "tracked"
+    assert not remembered.plan.to_do()
