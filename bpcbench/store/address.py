@@ -1,16 +1,27 @@
-"""Keys and addresses: the exact name of everything the store keeps."""
+"""Keys and addresses: the exact name of everything the store keeps.
+
+A stage is described by plain JSON. Its key is a digest of that description without the parts named `unkeyed`, which
+cannot change the result. The store can therefore derive every key again from a stage.json, without any plugin.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
-SCHEME = 1
-"""Changes when keys are computed differently; every result then has a new name."""
+SCHEME = 2
+"""How keys are derived. A change renames every result, so it never changes after 0.1."""
 
+KINDS = ("prerequisite", "coreset", "predict", "score")
 KEY_LENGTH = 32
+UNKEYED = "unkeyed"
+"""The name of the parts of a description that stay out of its key."""
+
+_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
+_MEMBER = re.compile(r"[\w.~+-]+(/[\w.~+-]+)*")
 
 
 def canonical(value: Any) -> str:
@@ -21,6 +32,20 @@ def canonical(value: Any) -> str:
 def digest(value: Any) -> str:
     """Return the SHA-256 of the canonical JSON, shortened to 128 bits."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:KEY_LENGTH]
+
+
+def stage_key(kind: str, body_version: int, description: Any, scheme: int = SCHEME) -> str:
+    """Return the key of a stage: a digest of its kind, the version of its body, and its keyed description."""
+    return digest([scheme, kind, body_version, keyed(description)])
+
+
+def keyed(value: Any) -> Any:
+    """Return a description without its `unkeyed` parts, at any depth."""
+    if isinstance(value, dict):
+        return {name: keyed(item) for name, item in value.items() if name != UNKEYED}
+    if isinstance(value, list | tuple):
+        return [keyed(item) for item in value]
+    return value
 
 
 @dataclass(frozen=True, order=True)
@@ -38,6 +63,18 @@ class Address:
     def folder(self) -> str:
         """The member as a folder's name; a comma stands for the slash."""
         return self.member.replace("/", ",")
+
+    @property
+    def proper(self) -> bool:
+        """Whether kind, key and member have the form of an address, so that it names a folder inside the store."""
+        parts = self.member.split("/")
+        dots = any(part in (".", "..") for part in parts)
+        return (
+            self.kind in KINDS
+            and _KEY.fullmatch(self.key) is not None
+            and _MEMBER.fullmatch(self.member) is not None
+            and not dots
+        )
 
     @classmethod
     def parse(cls, text: str) -> Address:
