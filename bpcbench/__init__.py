@@ -42,13 +42,14 @@ from bpcbench.records import (
     Recipe,
     Ref,
     Reference,
+    Resources,
     Scores,
     Split,
     SplitRef,
     StageEvent,
+    Task,
     Transform,
 )
-from bpcbench.running.queue import Execute, Outcome, Stage, Task, Work
 from bpcbench.sampling import per_class, stratified_holdout
 from bpcbench.session import load_coreset, results, run
 
@@ -68,7 +69,6 @@ __all__ = [
     "Download",
     "Engine",
     "Evaluator",
-    "Execute",
     "Facts",
     "Given",
     "Inference",
@@ -80,7 +80,6 @@ __all__ = [
     "Need",
     "Network",
     "Offer",
-    "Outcome",
     "Plugin",
     "Predicted",
     "Predictions",
@@ -90,15 +89,14 @@ __all__ = [
     "Recipe",
     "Ref",
     "Reference",
+    "Resources",
     "Scores",
     "Split",
     "SplitRef",
-    "Stage",
     "StageEvent",
     "Task",
     "Transform",
     "UserError",
-    "Work",
     "hookimpl",
     "load_coreset",
     "option",

@@ -29,6 +29,7 @@ from bpcbench.records import (
     Predictions,
     Ref,
     Reference,
+    Resources,
     Scores,
     Split,
     SplitRef,
@@ -43,7 +44,8 @@ _UNSET: Any = object()
 def option(default: Any, help: str = "", *, key: bool = True, absent: Any = _UNSET) -> Any:  # noqa: A002
     """Declare an option: a dataclass field with a help line.
 
-    `key=False` marks an option that cannot change results (speed only): it stays out of keys. `absent` is the value
+    `key=False` marks an option that cannot change what the plugin makes: one for speed, or one that only configures a
+    method's native inference. It stays out of keys. `absent` is the value
     that means "as before this option existed": with that value the option stays out of keys, so old results live.
     """
     metadata: dict[str, Any] = {"help": help, "key": key}
@@ -136,7 +138,7 @@ class Dataset(Plugin, abc.ABC):
         """Return the images and labels of a split named in `facts().sizes`."""
 
     def differs(self, root: Path) -> str:
-        """Return in what the files differ from the official ones, when the notes of the facts say `subset`."""
+        """Return in what the files differ from the official ones, where `facts` says that they are not official."""
         return ""
 
     def places(self, root: Path) -> Sequence[Path]:
@@ -147,7 +149,7 @@ class Dataset(Plugin, abc.ABC):
 class Prerequisite(Plugin, abc.ABC):
     """Something made once from training data and shared by all who ask: a preprocessing, expert trajectories."""
 
-    gpus: ClassVar[float] = 0.0
+    resources: ClassVar[Resources] = Resources()
 
     def prerequisites(self, facts: Facts) -> Mapping[str, Need]:
         """Return what this prerequisite itself needs, by role."""
@@ -158,15 +160,22 @@ class Prerequisite(Plugin, abc.ABC):
         return None
 
     @abc.abstractmethod
-    def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
-        """Make one member; members of one prerequisite may be made in parallel, each seeded by its name.
-
-        `given` is None for a preprocessing, which stands before everything else.
-        """
+    def make(self, data: Data, given: Given, ctx: Context, member: str) -> Arrays:
+        """Make one member. Members of one prerequisite may be made in parallel, each seeded by its name."""
 
 
-class Preprocessing(Prerequisite):
-    """A prerequisite that maps raw images to the space networks see: fitted on training data only, invertible."""
+class Preprocessing(Plugin, abc.ABC):
+    """Maps raw images to the space that networks see, and back. It is fitted on training data only."""
+
+    resources: ClassVar[Resources] = Resources()
+
+    def expected_bytes(self, facts: Facts) -> int | None:
+        """Return how large the fitted arrays will be on disk, for `bpcbench plan`, or None if that is not known."""
+        return None
+
+    @abc.abstractmethod
+    def fit(self, data: Data, ctx: Context) -> Arrays:
+        """Return the fitted arrays: a function of the options and the training data alone."""
 
     @abc.abstractmethod
     def apply(self, images: Array, arrays: Arrays) -> Array:
@@ -180,7 +189,7 @@ class Preprocessing(Prerequisite):
 class Method(Plugin, abc.ABC):
     """Distils training data into a coreset."""
 
-    gpus: ClassVar[float] = 1.0
+    resources: ClassVar[Resources] = Resources(gpus=1.0)
     uses_ipc: ClassVar[bool] = True
     """False when the result does not depend on the images per class (the whole data set): it is then made once."""
     uses_seed: ClassVar[bool] = True
@@ -251,7 +260,7 @@ class Predictive(abc.ABC):  # noqa: B024 - either of two methods must be defined
 class Inference(Plugin, abc.ABC):
     """Turns a coreset and a network into a predictive. It is never handed test labels."""
 
-    gpus: ClassVar[float] = 1.0
+    resources: ClassVar[Resources] = Resources(gpus=1.0)
     batch: ClassVar[int] = 1000
     """How many test images are handed to the predictive at a time."""
 
@@ -259,13 +268,17 @@ class Inference(Plugin, abc.ABC):
         """Return the reason why this inference cannot take such a cell, or None."""
         return None
 
-    @abc.abstractmethod
-    def fit(self, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
-        """Return the predictive: a function of the options, the coreset, the network and `ctx.seed` alone."""
+    def prerequisites(self, facts: Facts) -> Mapping[str, Need]:
+        """Return the prerequisites by role; the coreset's own preprocessing comes anyway."""
+        return {}
 
-    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
-        """Return the predictive from what its `arrays()` gave."""
-        return self.fit(coreset, network, ctx)
+    @abc.abstractmethod
+    def fit(self, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+        """Return the predictive: a function of the options, these arguments and `ctx.seed` alone."""
+
+    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+        """Return the predictive from what its `arrays()` returned."""
+        return self.fit(coreset, network, given, ctx)
 
 
 class Evaluator(Plugin, abc.ABC):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pluggy
 
-from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Prerequisite
+from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Preprocessing, Prerequisite
 from bpcbench.records import StageEvent
 
 API_VERSION = 1
@@ -63,8 +63,38 @@ def bpcbench_datasets() -> Iterable[type[Dataset]]:
 
 
 @hookspec
+def bpcbench_preprocessings() -> Iterable[type[Preprocessing]]:
+    """Return preprocessings: maps from raw images to the space that networks see, and back.
+
+    Example:
+        from dataclasses import dataclass
+        import numpy as np
+        import bpcbench
+
+        @dataclass(frozen=True)
+        class Centre(bpcbench.Preprocessing):
+            "Pixels in [0, 1] minus the mean training image."
+            name = "centre"
+
+            def fit(self, data, ctx):
+                return {"mean": data.train.images.mean(0) / 255}
+
+            def apply(self, images, arrays):
+                return (images / 255 - arrays["mean"]).astype(np.float32)
+
+            def invert(self, images, arrays):
+                return images + arrays["mean"].astype(np.float32)
+
+        @bpcbench.hookimpl
+        def bpcbench_preprocessings():
+            return [Centre]
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
 def bpcbench_prerequisites() -> Iterable[type[Prerequisite]]:
-    """Return prerequisites: things made once from training data and shared; a preprocessing is one.
+    """Return prerequisites: things made once from training data and shared, such as expert trajectories.
 
     Example:
         from dataclasses import dataclass
@@ -101,7 +131,7 @@ def bpcbench_methods() -> Iterable[type[Method]]:
         class Jitter(bpcbench.Method):
             "Real images plus noise that is annealed step by step."
             name = "jitter"
-            gpus = 0.0
+            resources = bpcbench.Resources()
             steps: int = bpcbench.option(10, "number of annealing steps")
             scale: float = bpcbench.option(0.1, "standard deviation of the first step's noise")
 
@@ -114,7 +144,7 @@ def bpcbench_methods() -> Iterable[type[Method]]:
                     images += noise.astype(np.float32)
                     ctx.log(noise=float(np.abs(noise).mean()))
                 labels = data.labels[chosen]
-                return bpcbench.Coreset(images, labels, labels, data.facts.classes)
+                return bpcbench.Coreset(images=images, targets=labels, classes=data.facts.classes)
 
         @bpcbench.hookimpl
         def bpcbench_methods():
@@ -144,9 +174,9 @@ def bpcbench_inferences() -> Iterable[type[Inference]]:
         class NearestMeanInference(bpcbench.Inference):
             "Softmax of the negative distance to each class mean; the network is not used."
             name = "nearest-mean"
-            gpus = 0.0
+            resources = bpcbench.Resources()
 
-            def fit(self, coreset, network, ctx):
+            def fit(self, coreset, network, given, ctx):
                 means = [coreset.images[coreset.class_ids == c].mean(0) for c in range(coreset.classes)]
                 return NearestMean(np.stack(means))
 

@@ -5,21 +5,26 @@ Arrays are NumPy on purpose: a plugin may be written in torch, JAX or neither, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from bpcbench.api import Network, Preprocessing, Prerequisite
+    from bpcbench.api import Inference, Method, Network, Preprocessing, Prerequisite
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 Convention = Literal["class", "probabilities", "centred"]
 """How targets are read: class numbers; rows that sum to one; or real rows such as one-hot minus 1/k, unbounded."""
+
+Kind = Literal["prerequisite", "coreset", "predict", "score"]
+"""The kinds of stages."""
+Status = Literal["done", "cached", "busy", "failed", "skipped", "stopped"]
+"""How a stage ends: made here; made by another process; still being made there; ..."""
 
 FINAL = "final"
 """The member that holds a coreset's last iterate."""
@@ -41,22 +46,29 @@ class Ref:
         return hash((self.plugin, repr(sorted(self.options.items()))))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What can be known of a data set without reading its images.
+    """What is known of a data set without reading its images.
 
-    `shape` is (channels, height, width); `sizes` maps each split to its number of images; `notes` are words such as
-    `subset` or `generated` that every table must carry; `name` and `options` are the data set's own, which the harness
-    fills in.
+    `shape` is (channels, height, width); `sizes` maps each split to its number of images. `official` is False for
+    content that is not, or not completely, the published one: it is refused unless the user admits it, and every table
+    then marks it `subset`. `notes` are further words, such as `generated`, that every table must carry. The harness
+    fills in `name` and `options`, the data set's own.
     """
 
     shape: tuple[int, int, int]
     classes: int
     sizes: Mapping[str, int]
     class_names: tuple[str, ...] = ()
+    official: bool = True
     notes: tuple[str, ...] = ()
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The words that every table must carry: the notes, after `subset` where the data are not official."""
+        return self.notes if self.official else ("subset", *self.notes)
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,7 @@ class Data:
 class Need:
     """A prerequisite that a plugin asks for, and which of its members (default: its only one)."""
 
-    plugin: Ref
+    plugin: Ref | Prerequisite
     members: tuple[str, ...] = (FINAL,)
 
 
@@ -164,8 +176,8 @@ class Given:
 class Native:
     """The inference and the network a method is meant to be evaluated with."""
 
-    inference: Ref
-    network: Ref
+    inference: Ref | Inference
+    network: Ref | Network
 
 
 @dataclass(frozen=True)
@@ -176,39 +188,49 @@ class Reference:
     method and inference shows how far two runs of the reference are apart. `network` None is the cell's own.
     """
 
-    method: Ref
-    inference: Ref
-    network: Ref | None = None
+    method: Ref | Method
+    inference: Ref | Inference
+    network: Ref | Network | None = None
+
+
+@dataclass(frozen=True)
+class FittedRef:
+    """A preprocessing by name and options, and the store address of what it fitted."""
+
+    plugin: Ref
+    address: str
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a coreset needs to be used as intended. Without it a distilled set is worthless.
+    """What a coreset needs to be used as intended.
 
-    `preprocessing` holds the plugin, its options and the store address of what it fitted; `scalars` are learned or
-    chosen numbers (prior precision, temperature) that an inference reads for every option it leaves at None.
+    A method sets `scalars`: learned or chosen numbers, such as a prior precision or a temperature, that an inference
+    reads for every option it leaves at None. The harness adds the preprocessing, whose space the images are in, and,
+    when a coreset is exported, the method's native inference and network.
     """
 
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    network: Mapping[str, Any] | None = None
-    inference: Mapping[str, Any] | None = None
+    preprocessing: FittedRef | None = None
+    network: Ref | None = None
+    inference: Ref | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Coreset:
-    """A small weighted-by-learning data set in the space it was learned in.
+    """A small synthetic data set in the space it was learned in.
 
     `images` are float32 NCHW, unclamped; `targets` are int64 class numbers (`class`) or float32 rows
-    (`probabilities`, `centred`); `class_ids` says for which class each row was made. A method fills in these and the
-    recipe's scalars; the harness completes the recipe.
+    (`probabilities`, `centred`). `class_ids` says for which class each row was made; class numbers stand for
+    themselves, otherwise the largest target decides. `weights`, one per row, are None where all rows count the same.
     """
 
     images: Array
     targets: Array
-    class_ids: Array
+    class_ids: Array = field(default=None)  # type: ignore[arg-type]  # filled in below
     classes: int
     convention: Convention = "class"
+    weights: Array | None = None
     recipe: Recipe = field(default_factory=Recipe)
 
     def __post_init__(self) -> None:
@@ -220,11 +242,82 @@ class Coreset:
         wanted = (n,) if self.convention == "class" else (n, self.classes)
         if self.targets.shape != wanted:
             raise ValueError(f"{self.convention!r} targets must have shape {wanted}, got {self.targets.shape}")
+        if self.class_ids is None:
+            ids = self.targets if self.convention == "class" else self.targets.argmax(1)
+            object.__setattr__(self, "class_ids", np.asarray(ids, np.int64))
         if self.class_ids.shape != (n,):
             raise ValueError(f"class_ids must have shape {(n,)}, got {self.class_ids.shape}")
+        if self.weights is not None and self.weights.shape != (n,):
+            raise ValueError(f"weights must have shape {(n,)}, got {self.weights.shape}")
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of images, targets and weights: what a coreset costs to keep."""
+        extra = 0 if self.weights is None else self.weights.nbytes
+        return int(self.images.nbytes + self.targets.nbytes + extra)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays to keep; with `description` they are the whole coreset but for its recipe's references."""
+        kept = {"images": self.images, "targets": self.targets, "class_ids": self.class_ids}
+        return kept if self.weights is None else {**kept, "weights": self.weights}
+
+    def description(self) -> dict[str, Any]:
+        """Return what is not an array, as JSON."""
+        scalars = {name: float(value) for name, value in self.recipe.scalars.items()}
+        return {
+            "classes": self.classes,
+            "convention": self.convention,
+            "scalars": scalars,
+            "rows": len(self),
+            "bytes": self.nbytes,
+        }
+
+    @classmethod
+    def restore(cls, arrays: Arrays, description: Mapping[str, Any], recipe: Recipe | None = None) -> Coreset:
+        """Return the coreset that `arrays` and `description` describe; `recipe` holds the references."""
+        return cls(
+            images=arrays["images"],
+            targets=arrays["targets"],
+            class_ids=arrays["class_ids"],
+            classes=int(description["classes"]),
+            convention=description["convention"],
+            weights=arrays.get("weights"),
+            recipe=replace(recipe or Recipe(), scalars=dict(description["scalars"])),
+        )
+
+
+def union(coresets: Sequence[Coreset]) -> Coreset:
+    """Return the rows of several coresets, in order; they must agree on classes and convention.
+
+    Scalars on which they differ are left out.
+    """
+    first = coresets[0]
+    if len(coresets) == 1:
+        return first
+    for other in coresets[1:]:
+        if (other.classes, other.convention) != (first.classes, first.convention):
+            raise ValueError("coresets of different classes or target conventions have no union")
+    weights = None
+    if any(coreset.weights is not None for coreset in coresets):
+        parts = [np.ones(len(c), np.float32) if c.weights is None else c.weights for c in coresets]
+        weights = np.concatenate(parts)
+    shared = {
+        name: value
+        for name, value in first.recipe.scalars.items()
+        if all(coreset.recipe.scalars.get(name) == value for coreset in coresets)
+    }
+    return Coreset(
+        images=np.concatenate([coreset.images for coreset in coresets]),
+        targets=np.concatenate([coreset.targets for coreset in coresets]),
+        class_ids=np.concatenate([coreset.class_ids for coreset in coresets]),
+        classes=first.classes,
+        convention=first.convention,
+        weights=weights,
+        recipe=replace(first.recipe, scalars=shared),
+    )
 
 
 @dataclass(frozen=True)
@@ -290,11 +383,61 @@ class Scores:
 
 @dataclass(frozen=True)
 class StageEvent:
-    """What an observer is told when a stage has ended. `status` is done, failed, skipped or stopped."""
+    """What an observer is told when a stage has ended."""
 
     address: str
-    kind: str
+    kind: Kind
     label: str
-    status: str
+    status: Status
     seconds: float
     message: str = ""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a stage needs: a number of GPUs, possibly a fraction of one, and a hint of the memory in GB."""
+
+    gpus: float = 0.0
+    memory: float | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One attempt at a stage: plain data that `python -m bpcbench.running.worker TASK.json` executes anywhere.
+
+    `stage` is the stage's description and `key` what its key must be when it is derived again. `id` names the stage
+    among those of a run, `attempt` the attempt. What a task makes is in the store, not in an answer.
+    """
+
+    id: str
+    kind: Kind
+    key: str
+    body_version: int
+    stage: Mapping[str, Any]
+    label: str
+    store: Path
+    data: Path
+    attempt: str
+    log: Path
+    threads: int = 1
+    device: str = "auto"
+    timeout: float | None = None
+    jobs: int = 1
+    resources: Resources = field(default_factory=Resources)
+    preload: tuple[str, ...] = ()
+    family: str = ""
+    visible: str | None = None
+    """The value of CUDA_VISIBLE_DEVICES, or None to leave it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the task as JSON."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        paths = {name: str(plain[name]) for name in ("store", "data", "log")}
+        return {**plain, **paths, "preload": list(self.preload), "resources": vars(self.resources).copy()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Task:
+        """Read what `to_json` returned."""
+        paths = {name: Path(value[name]) for name in ("store", "data", "log")}
+        resources = Resources(**value["resources"])
+        return cls(**{**value, **paths, "preload": tuple(value["preload"]), "resources": resources})

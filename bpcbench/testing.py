@@ -38,7 +38,7 @@ def toy_data(classes: int = 3, per_class: int = 30, shape: tuple[int, int, int] 
     for row, label in enumerate(labels):
         top, left = divmod(int(label) * 2, shape[2] - 1)
         images[row, :, 2 * top : 2 * top + 3, left : left + 3] += 150
-    facts = Facts(shape, classes, {"train": len(labels), "test": len(labels)})
+    facts = Facts(shape=shape, classes=classes, sizes={"train": len(labels), "test": len(labels)})
     return Data(facts, Split(images.astype(np.uint8), labels.astype(np.int64)))
 
 
@@ -47,7 +47,7 @@ class Scale(Preprocessing):
 
     name = "scale"
 
-    def make(self, data: Data, given: Given | None, ctx: Any, member: str) -> Arrays:
+    def fit(self, data: Data, ctx: Any) -> Arrays:
         """Fit nothing."""
         return {}
 
@@ -70,7 +70,7 @@ def toy_coreset(data: Data | None = None, per_class: int = 5) -> Coreset:
     data = data or toy_data()
     rows = np.concatenate([np.flatnonzero(data.labels == c)[:per_class] for c in range(data.facts.classes)])
     images = Scale().apply(data.train.images[rows], {})
-    return Coreset(images, data.labels[rows], data.labels[rows], data.facts.classes)
+    return Coreset(images=images, targets=data.labels[rows], class_ids=data.labels[rows], classes=data.facts.classes)
 
 
 def context(folder: Path, seed: int = 0, **more: Any) -> StageContext:
@@ -169,7 +169,7 @@ class InferenceConformance:
         return Scale().apply(toy_data(seed=1).train.images, {})
 
     def _fit(self, folder: Path) -> Predictive:
-        return _ready(self.plugin).fit(self.coreset(), self.network, context(folder))
+        return _ready(self.plugin).fit(self.coreset(), self.network, toy_given(), context(folder))
 
     def test_accepts(self) -> None:
         """The inference accepts what this test offers it."""
@@ -206,7 +206,7 @@ class InferenceConformance:
             ctx = _Interrupted(seed=0, attempt=folder / "first", after=after)
             seed_globals(0)
             with contextlib.suppress(Stopped):
-                _ready(self.plugin).fit(self.coreset(), self.network, ctx)
+                _ready(self.plugin).fit(self.coreset(), self.network, toy_given(), ctx)
             resumed = self._fit(folder).predict(self._images()).log_probs
             np.testing.assert_array_equal(resumed, reference, _FORGOTTEN)
 
@@ -216,7 +216,7 @@ class InferenceConformance:
         arrays = predictive.arrays()
         if arrays is not None:
             copies = {name: np.array(value) for name, value in arrays.items()}
-            restored = self.plugin.restore(copies, self.coreset(), self.network, context(tmp_path / "b"))
+            restored = self.plugin.restore(copies, self.coreset(), self.network, toy_given(), context(tmp_path / "b"))
             np.testing.assert_array_equal(
                 predictive.predict(self._images()).log_probs, restored.predict(self._images()).log_probs
             )
@@ -282,7 +282,7 @@ class PreprocessingConformance:
     def test_inverts(self, tmp_path: Path) -> None:
         """Pixels survive the round trip, and an image's result does not depend on its neighbours."""
         data = toy_data()
-        arrays = self.plugin.make(data, None, context(tmp_path), "final")
+        arrays = self.plugin.fit(data, context(tmp_path))
         mapped = self.plugin.apply(data.train.images, arrays)
         assert mapped.dtype == np.float32
         np.testing.assert_allclose(self.plugin.apply(data.train.images[3:4], arrays), mapped[3:4], atol=1e-4)

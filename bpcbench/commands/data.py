@@ -10,7 +10,6 @@ from pathlib import Path
 from bpcbench.api import Dataset
 from bpcbench.data.root import data_root
 from bpcbench.errors import MissingData, UserError
-from bpcbench.planning.datasets import SUBSET
 from bpcbench.records import Facts, Ref
 from bpcbench.registry.discovery import registry
 from bpcbench.registry.options import build
@@ -42,9 +41,9 @@ def examine(name: str, root: Path) -> Holding:
     try:
         plugin = _built(name)
         facts = plugin.facts(root)
-        official = SUBSET not in facts.notes
+        official = facts.official
         status = PRESENT if official else UNOFFICIAL
-        says = _content(facts) if official else plugin.differs(root) or f"its facts say {SUBSET!r}"
+        says = _content(facts) if official else plugin.differs(root) or "its facts say so"
     except MissingData as error:
         status, says = MISSING, str(error)
     except Exception as error:  # foreign code
@@ -57,7 +56,7 @@ def examine(name: str, root: Path) -> Holding:
         sum(map(_size, where)),
         registry().get("dataset", name).cls.licence,  # type: ignore[attr-defined]
         says,
-        facts.notes if facts else (),
+        facts.marks if facts else (),
         bool(plugin and plugin.downloads),
     )
 

@@ -18,7 +18,7 @@ from bpcbench.errors import UserError
 from bpcbench.text import spell, spell_bytes
 
 if TYPE_CHECKING:
-    from bpcbench.planning.plan import Planned
+    from bpcbench.planning.planner import PlannedStage
     from bpcbench.running.run import Result
 
 
@@ -96,11 +96,11 @@ def _summary(prepared: session.Session) -> str:
     lines = [f"{plan.suite.name}: {cells:,} cells, {len(plan.stages):,} stages asked for"]
     by_kind: dict[str, Counter[str]] = {}
     for planned in plan.stages:
-        by_kind.setdefault(planned.stage.kind, Counter())[planned.status] += 1
+        by_kind.setdefault(planned.kind, Counter())[planned.status] += 1
     for kind in ("prerequisite", "coreset", "predict", "score"):
         if kind in by_kind:
             counts = ", ".join(f"{count:,} {status}" for status, count in sorted(by_kind[kind].items()))
-            known = [p.bytes for p in plan.to_do() if p.stage.kind == kind and p.bytes is not None]
+            known = [p.bytes for p in plan.to_do() if p.kind == kind and p.bytes is not None]
             size = f" ({spell_bytes(sum(known))} to be written)" if kind == "prerequisite" and known else ""
             lines.append(f"  {kind:<12} {counts}{size}")
     for reason, count in plan.skipped().items():
@@ -116,28 +116,27 @@ def _summary(prepared: session.Session) -> str:
     return "\n".join(lines)
 
 
-def _shared(stages: Iterable[Planned]) -> Iterator[str]:
+def _shared(stages: Iterable[PlannedStage]) -> Iterator[str]:
     """Yield a line for each prerequisite: how many members it has, and the plugins that use them."""
-    members: dict[str, dict[str, Planned]] = {}
+    members: dict[str, dict[str, PlannedStage]] = {}
     users: dict[str, set[str]] = {}
     for planned in stages:
-        stage = planned.stage
-        if stage.kind == "prerequisite":
-            members.setdefault(stage.key, {})[stage.id] = planned
-        for need in stage.needs:
-            users.setdefault(need, set()).add(stage.plugin)
-    for key, found in members.items():
-        first = next(iter(found.values())).stage
-        label = first.label.removesuffix(f" {first.members[0]}")
-        known = [planned.bytes for planned in found.values()]
+        if planned.kind == "prerequisite":
+            members.setdefault(planned.stage.key, {})[planned.id] = planned
+        for need in planned.stage.needs:
+            users.setdefault(need, set()).add(planned.plugin)
+    for key, group in members.items():
+        first = next(iter(group.values()))
+        label = first.label.removesuffix(f" {first.stage.members[0]}")
+        known = [planned.bytes for planned in group.values()]
         size = "" if None in known else f", {spell_bytes(sum(b for b in known if b is not None))}"
-        count = f"{len(found)} members" if len(found) > 1 else "once"
-        used = ", ".join(sorted(set().union(*(users.get(name, set()) for name in found)) - {first.plugin}))
+        count = f"{len(group)} members" if len(group) > 1 else "once"
+        used = ", ".join(sorted(set().union(*(users.get(name, set()) for name in group)) - {first.plugin}))
         yield f"  {label} [{key[:12]}]: {count}{size}" + (f", for {used}" if used else "")
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Say what a run would do."""
+    """Print what a run would do."""
     prepared = _prepare(arguments)
     if arguments.json:
         print(json.dumps([_as_json(planned) for planned in prepared.plan.stages], indent=1))
@@ -146,22 +145,20 @@ def plan(arguments: argparse.Namespace) -> int:
     for line in _shared(prepared.plan.stages):
         print(line)
     for planned in prepared.plan.stages if arguments.all else ():
-        stage = planned.stage
         cost = f"{spell(planned.seconds)}, {spell_bytes(planned.bytes)}"
-        print(f"  {planned.status:<22} {stage.kind:<12} {stage.label}  [{stage.key[:12]}]  {cost}")
+        print(f"  {planned.status:<22} {planned.kind:<12} {planned.label}  [{planned.stage.key[:12]}]  {cost}")
     for note in prepared.notes:
         print(f"note: {note}", file=sys.stderr)
     return 0
 
 
-def _as_json(planned: Planned) -> dict[str, object]:
-    stage = planned.stage
+def _as_json(planned: PlannedStage) -> dict[str, object]:
     return {
-        "kind": stage.kind,
-        "label": stage.label,
-        "plugin": stage.plugin,
-        "key": stage.key,
-        "members": list(stage.members),
+        "kind": planned.kind,
+        "label": planned.label,
+        "plugin": planned.plugin,
+        "key": planned.stage.key,
+        "members": list(planned.stage.members),
         "status": planned.status,
         "seconds": planned.seconds,
         "bytes": planned.bytes,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from bpcbench import session
 from bpcbench.data.root import data_root
 from bpcbench.errors import BpcbenchError, StoreError, UserError, unknown
 from bpcbench.registry.discovery import registry
-from bpcbench.running.device import resolve_device
+from bpcbench.running.device import resolve_device, usable_cpus
 from bpcbench.store import folder, provenance
 from bpcbench.store.address import Address
 from bpcbench.store.locks import Busy
@@ -138,7 +137,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     print("machine")
     for name, value in provenance.machine().items():
         print(f"  {name:<14} {value}")
-    print(f"  {'usable CPUs':<14} {len(os.sched_getaffinity(0))}")
+    print(f"  {'usable CPUs':<14} {usable_cpus()}")
     print(f"  {'device':<14} {_device()}")
     print("plugins")
     for plugin in registry().found:

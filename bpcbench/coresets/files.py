@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from bpcbench.errors import UserError
-from bpcbench.records import Array, Coreset, Recipe, Transform
+from bpcbench.planning.spec import Spec
+from bpcbench.records import Array, Coreset, FittedRef, Recipe, Ref, Transform
 from bpcbench.registry.discovery import registry
-from bpcbench.registry.options import as_ref, build
 from bpcbench.store import folder
 from bpcbench.store.address import Address
 from bpcbench.store.store import STAGE, Artefact, Store
@@ -21,17 +21,45 @@ EMBEDDED = "preprocessing."
 """Prefix of the preprocessing's arrays in an exported coreset."""
 
 
+PREVIEW = "preview"
+PREVIEW_CLASSES = "preview_classes"
+PREVIEW_IMAGES = 100
+"""A preview shows at most so many images, the first of every class."""
+
+
+def preview(coreset: Coreset, transform: Transform) -> dict[str, Array]:
+    """Return the arrays from which a coreset can be drawn without its preprocessing: uint8 pixels and class numbers."""
+    rows = np.arange(len(coreset))
+    if len(rows) > PREVIEW_IMAGES:
+        classes = np.unique(coreset.class_ids)[:PREVIEW_IMAGES]
+        each = PREVIEW_IMAGES // len(classes)
+        rows = np.concatenate([np.flatnonzero(coreset.class_ids == c)[:each] for c in classes])
+    pixels = np.nan_to_num(transform.invert(np.asarray(coreset.images)[rows]))
+    shown = np.rint(np.clip(pixels, 0.0, 1.0) * 255.0).astype(np.uint8)
+    return {PREVIEW: shown, PREVIEW_CLASSES: np.asarray(coreset.class_ids)[rows].astype(np.int64)}
+
+
 def read_coreset(artefact: Artefact) -> Coreset:
-    """Return the coreset that a committed member holds."""
-    about = artefact.meta["coreset"]
-    return Coreset(
-        images=artefact.arrays["images"],
-        targets=artefact.arrays["targets"],
-        class_ids=artefact.arrays["class_ids"],
-        classes=about["classes"],
-        convention=about["convention"],
-        recipe=Recipe(**about["recipe"]),
+    """Return the coreset that a committed member, or an exported folder, holds."""
+    try:
+        return Coreset.restore(artefact.arrays, artefact.meta["coreset"], _recipe(artefact))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{artefact.folder} does not hold a readable coreset: {error!r}") from None
+
+
+def _recipe(artefact: Artefact) -> Recipe:
+    fitted = artefact.meta["stage"]["transform"]
+    native = artefact.meta.get("native") or {}
+    return Recipe(
+        preprocessing=FittedRef(_ref(fitted), fitted["address"]),
+        network=_ref(native["network"]) if native else None,
+        inference=_ref(native["inference"]) if native else None,
     )
+
+
+def _ref(description: Mapping[str, Any]) -> Ref:
+    spec = Spec.from_json(description)
+    return Ref(spec.name, spec.settings())
 
 
 def load_coreset(path: str | Path) -> Coreset:
@@ -48,15 +76,15 @@ def pixels(path: str | Path) -> Array:
 
 def transform_of(artefact: Artefact) -> Transform:
     """Return the preprocessing of a coreset, from its export or from the store it lies in."""
-    description: Mapping[str, Any] = artefact.meta["coreset"]["recipe"]["preprocessing"]
-    plugin: Any = build(registry(), "prerequisite", as_ref(description["plugin"]))
+    fitted: Mapping[str, Any] = artefact.meta["stage"]["transform"]
+    plugin = Spec.from_json(fitted).build(registry())
     embedded = {
         name.removeprefix(EMBEDDED): artefact.arrays[name] for name in artefact.arrays if name.startswith(EMBEDDED)
     }
     if not embedded:
         store = Store.open(_store_root(artefact.folder), create=False)
-        embedded = dict(store.read(Address.parse(description["address"])).arrays)
-    return Transform(plugin, embedded, description["address"])
+        embedded = dict(store.read(Address.parse(fitted["address"])).arrays)
+    return Transform(plugin, embedded, fitted["address"])
 
 
 def export_coreset(store: Store, address: Address, target: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,14 +37,22 @@ def load_split(
     return Split(found.images[rows], None if found.labels is None else found.labels[rows])
 
 
-def evaluated_split(dataset: Dataset, root: Path, wanted: Mapping[str, Any], classes: int) -> Split:
-    """Return a split as a coreset of so many classes is to predict it: a subset of it, and converted, if so described.
+def evaluated_split(
+    dataset: Dataset,
+    root: Path,
+    split: str,
+    classes: int,
+    *,
+    examples: int | None = None,
+    shape: tuple[int, int, int] | None = None,
+) -> Split:
+    """Return a split as a coreset of `classes` classes predicts it: `examples` of it, converted to `shape`.
 
-    Labels are None where they are numbers of classes that the coreset does not know.
+    Labels are None where they number classes that the coreset does not know.
     """
-    found = load_split(dataset, root, wanted["split"], examples=wanted.get("examples"))
-    images = converted(found.images, tuple(wanted["shape"])) if "shape" in wanted else found.images
-    return Split(images, found.labels if dataset.facts(root).classes == classes else None)
+    loaded = load_split(dataset, root, split, examples=examples)
+    images = loaded.images if shape is None else converted(loaded.images, shape)
+    return Split(images, loaded.labels if dataset.facts(root).classes == classes else None)
 
 
 def split_size(facts: Facts, split: str) -> int:

@@ -5,123 +5,212 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bpcbench.api import Inference, Method, Network, Prerequisite
-from bpcbench.planning.datasets import Source
+from bpcbench.api import Inference, Method, Network, Preprocessing
+from bpcbench.planning.datasets import ResolvedDataset
 from bpcbench.planning.planner import Planner
+from bpcbench.planning.spec import Spec
 from bpcbench.records import Offer, snapshot_member
 from bpcbench.store.address import Address
 
-_Names = tuple[str, int, str, str, str]
 Snapshots = Callable[[str], Sequence[int]]
 """The steps at which the coreset of a key was kept, and is to be evaluated too."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One point of the grid: what is compared with what. `skipped` holds the reason if it is not possible."""
+@dataclass(frozen=True, order=True)
+class Coordinates:
+    """The place of a cell in the grid, by the suite's labels: a line and a column of its table."""
 
     dataset: str
     ipc: int
     method: str
     inference: str
     network: str
+
+    @property
+    def label(self) -> str:
+        """The coordinates in words."""
+        return f"{self.dataset} ipc {self.ipc} {self.method} / {self.inference} / {self.network}"
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The plugins behind coordinates: what a label stands for there.
+
+    `native_inference` and `native_network` say that the suite asks for the method's own; `own` are what the method
+    names as its own, wherever it names any.
+    """
+
+    dataset: Spec
+    method: Spec
+    preprocessing: Spec
+    inference: Spec
+    network: Spec
+    native_inference: bool
+    native_network: bool
+    ranked: bool
+    notes: tuple[str, ...]
+    own: tuple[Spec, Spec] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One point of the grid: what is compared with what. `skipped` holds the reason if it is not possible.
+
+    `step` is the step after which the coreset is evaluated; None means its end.
+    """
+
+    at: Coordinates
     distil_seed: int
     evaluate_seed: int
-    coreset: Address | None = None
+    choice: Choice | None = None
+    coresets: tuple[Address, ...] = ()
     predict: str = ""
+    splits: tuple[str, ...] = ()
     scores: Mapping[str, Address] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
     skipped: str = ""
     step: int | None = None
-    """The step after which the coreset is looked at; none: the last one."""
+
+    @property
+    def dataset(self) -> str:
+        """Of the coordinates."""
+        return self.at.dataset
+
+    @property
+    def ipc(self) -> int:
+        """Of the coordinates."""
+        return self.at.ipc
+
+    @property
+    def method(self) -> str:
+        """Of the coordinates."""
+        return self.at.method
+
+    @property
+    def inference(self) -> str:
+        """Of the coordinates."""
+        return self.at.inference
+
+    @property
+    def network(self) -> str:
+        """Of the coordinates."""
+        return self.at.network
+
+    @property
+    def coreset(self) -> Address | None:
+        """The coreset."""
+        return self.coresets[0] if self.coresets else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes."""
+        return self.choice.notes if self.choice else ()
 
     @property
     def label(self) -> str:
         """The cell in words."""
-        seeds = f"seed {self.distil_seed}.{self.evaluate_seed}"
-        return f"{self.dataset} ipc {self.ipc} {self.method} / {self.inference} / {self.network} {seeds}"
+        at_step = "" if self.step is None else f" step {self.step}"
+        return f"{self.at.label} seed {self.distil_seed}.{self.evaluate_seed}{at_step}"
 
 
-@dataclass(frozen=True)
-class _Choice:
+@dataclass(frozen=True, eq=False)
+class _Plugins:
     method: Method
-    preprocessing: Prerequisite
+    preprocessing: Preprocessing
     inference: Inference
     network: Network
+    choice: Choice
 
 
-def cells(planner: Planner, sources: Mapping[str, Source | str], snapshots: Snapshots | None = None) -> Iterator[Cell]:
-    """Yield the cells that are not excluded; `sources` holds each data set, or why it is not there.
+def cells(
+    planner: Planner, datasets: Mapping[str, ResolvedDataset | str], snapshots: Snapshots | None = None
+) -> Iterator[Cell]:
+    """Yield the cells that are not excluded; `datasets` holds each data set, or why it is absent.
 
     With `snapshots`, a cell is followed by one for every kept state of its coreset.
     """
     suite = planner.suite
-    for dataset, source in sources.items():
+    for label, dataset in datasets.items():
         for ipc in suite.ipc:
-            setting = suite.settings[dataset, ipc]
+            setting = suite.settings[label, ipc]
             for method in setting.methods:
                 for inference in setting.inferences:
                     for network in setting.networks:
-                        where = {"dataset": dataset, "ipc": ipc, "method": method}
-                        if not suite.excluded(**where, inference=inference, network=network):
-                            names = (dataset, ipc, method, inference, network)
-                            yield from _seeds(planner, source, names, snapshots)
+                        at = Coordinates(label, ipc, method, inference, network)
+                        if not suite.excluded(**vars(at)):
+                            yield from _seeds(planner, dataset, at, snapshots)
 
 
-def _seeds(planner: Planner, source: Source | str, names: _Names, snapshots: Snapshots | None) -> Iterator[Cell]:
+def _seeds(
+    planner: Planner, dataset: ResolvedDataset | str, at: Coordinates, snapshots: Snapshots | None
+) -> Iterator[Cell]:
     suite = planner.suite
     seeds = [(d, e) for d in range(suite.distil_seeds) for e in range(suite.evaluate_seeds)]
-    choice = f"data are missing: {source}" if isinstance(source, str) else _choose(planner, source, names)
-    if isinstance(choice, str) or isinstance(source, str):
-        yield from (Cell(*names, *seed, skipped=str(choice)) for seed in seeds)
+    plugins = f"data are missing: {dataset}" if isinstance(dataset, str) else _choose(planner, dataset, at)
+    if isinstance(plugins, str) or isinstance(dataset, str):
+        yield from (Cell(at, *seed, skipped=str(plugins)) for seed in seeds)
         return
-    dataset, ipc, method, inference, network = names
-    transform = planner.once(planner.transform, source, choice.preprocessing)
-    notes = (*source.notes, *choice.method.notes())
+    transform = planner.once(planner.transform, dataset, plugins.preprocessing)
     for d, e in seeds:
-        name = f"{dataset} ipc {ipc} {method} seed {d}"
-        coreset = planner.once(planner.coreset, source, ipc, choice.method, transform, d, name)
-        label = f"{dataset} ipc {ipc} {method} / {inference} / {network} seed {d}.{e}"
-        for step in (None, *(snapshots(coreset.key) if snapshots else ())):
-            seen = coreset if step is None else replace(coreset, members=(snapshot_member(step),))
-            title = label if step is None else f"{label} step {step}"
-            predict = planner.predict(source, seen, choice.inference, choice.network, transform, e, title)
+        name = f"{at.dataset} ipc {at.ipc} {at.method} seed {d}"
+        stage = planner.once(planner.coreset, dataset, at.ipc, plugins.method, transform, d, name)
+        final: Address = stage.addresses[0]
+        for step in (None, *(snapshots(stage.key) if snapshots else ())):
+            coreset = final if step is None else replace(final, member=snapshot_member(step))
+            cell = Cell(at, d, e, plugins.choice, (coreset,), step=step)
+            label = cell.label
+            predict = planner.predict(dataset, cell.coresets, plugins.inference, plugins.network, transform, e, label)
             scores = {
                 evaluator: planner.score(
-                    source,
+                    dataset,
                     evaluator,
                     predict,
-                    transform,
-                    f"{title} {evaluator}",
-                    planner.once(planner.reference, source, evaluator, ipc, choice.network, transform),
+                    f"{label} {evaluator}",
+                    planner.once(planner.reference, dataset, evaluator, at.ipc, plugins.network, transform),
                 )
-                for evaluator in source.splits
+                for evaluator in dataset.splits
             }
-            yield Cell(*names, d, e, seen.addresses[0], predict.key, scores, notes, step=step)
+            yield replace(cell, predict=predict.key, splits=predict.members, scores=scores)
 
 
-def _choose(planner: Planner, source: Source, names: _Names) -> _Choice | str:
+def _choose(planner: Planner, dataset: ResolvedDataset, at: Coordinates) -> _Plugins | str:
     """Return the plugins of a cell, or the reason why it is skipped."""
-    dataset, ipc, method, inference, network = names
-    if not source.splits:
-        return "data are missing: " + "; ".join(source.missing.values())
-    facts = source.facts
-    setting = planner.suite.settings[dataset, ipc]
-    choice = setting.methods[method]
-    if reason := choice.plugin.skip(facts, ipc):
+    if not dataset.splits:
+        return "data are missing: " + "; ".join(dataset.missing.values())
+    facts, lookup = dataset.facts, planner.lookup
+    setting = planner.suite.settings[at.dataset, at.ipc]
+    chosen = setting.methods[at.method]
+    method = chosen.plugin
+    if reason := method.skip(facts, at.ipc):
         return reason
-    fit, net = setting.inferences[inference], setting.networks[network]
-    native = choice.plugin.native(facts, ipc) if fit is None or net is None else None
-    if fit is None:
-        if native is None:
-            return f"{method} has no native inference; name one"
-        fit = planner.lookup.build("inference", native.inference)
-    if net is None:
-        if native is None:
-            return f"{method} has no native network; name one"
-        net = planner.lookup.build("network", native.network)
-    if reason := net.skip(facts):
+    inference, network = setting.inferences[at.inference], setting.networks[at.network]
+    asked = inference is None, network is None
+    native = method.native(facts, at.ipc)
+    own: tuple[Inference, Network] | None = None
+    if native is not None:
+        own = lookup.build("inference", native.inference), lookup.build("network", native.network)
+    if inference is None:
+        if own is None:
+            return f"{at.method} has no native inference; name one"
+        inference = own[0]
+    if network is None:
+        if own is None:
+            return f"{at.method} has no native network; name one"
+        network = own[1]
+    if reason := network.skip(facts):
         return reason
-    if reason := fit.accepts(Offer(facts, ipc, method, choice.plugin.convention(), net)):
+    if reason := inference.accepts(Offer(facts, at.ipc, at.method, method.convention(), network)):
         return reason
-    return _Choice(choice.plugin, setting.preprocessing[choice.preprocessing], fit, net)
+    preprocessing = setting.preprocessing[chosen.preprocessing]
+    choice = Choice(
+        dataset=lookup.spec(dataset.plugin),
+        method=lookup.spec(method),
+        preprocessing=lookup.spec(preprocessing),
+        inference=lookup.spec(inference),
+        network=lookup.spec(network),
+        native_inference=asked[0],
+        native_network=asked[1],
+        ranked=getattr(method, "ranked", True),
+        notes=(*dataset.notes, *method.notes()),
+        own=own and (lookup.spec(own[0]), lookup.spec(own[1])),
+    )
+    return _Plugins(method, preprocessing, inference, network, choice)

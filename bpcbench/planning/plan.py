@@ -10,15 +10,13 @@ from pathlib import Path
 
 from bpcbench.errors import BpcbenchError, MissingData, Mistake, Mistakes, PluginError, UserError
 from bpcbench.planning.cells import Cell, Snapshots, cells
-from bpcbench.planning.datasets import Source, learn
+from bpcbench.planning.datasets import ResolvedDataset, resolve_dataset
 from bpcbench.planning.lookup import Lookup
-from bpcbench.planning.planner import Planner
-from bpcbench.planning.status import Planned, demand
+from bpcbench.planning.planner import PlannedStage, Planner
+from bpcbench.planning.status import demand
 from bpcbench.registry.discovery import Registry
 from bpcbench.store.store import Store
 from bpcbench.suite.model import Suite
-
-__all__ = ["Cell", "Plan", "Planned", "make"]
 
 
 @dataclass(frozen=True)
@@ -30,14 +28,20 @@ class Plan:
 
     suite: Suite
     cells: tuple[Cell, ...]
-    stages: tuple[Planned, ...]
+    stages: tuple[PlannedStage, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What evaluators do without, and why."""
+    datasets: Mapping[str, ResolvedDataset] = field(default_factory=dict)
 
-    def to_do(self) -> list[Planned]:
+    def to_do(self) -> list[PlannedStage]:
         """Return the stages that must be run."""
         return [planned for planned in self.stages if planned.status == "to do"]
+
+    def stale(self) -> list[str]:
+        """Return the names of the plugins of which cached results were made by other code, for `--recompute`."""
+        changed = (planned for planned in self.stages if planned.status == "cached (code changed)")
+        return sorted({planned.plugin for planned in changed})
 
     def skipped(self) -> Counter[str]:
         """Return how many cells are skipped for each reason."""
@@ -82,26 +86,26 @@ def _make(
     snapshots: Snapshots | None,
 ) -> Plan:
     lookup = Lookup(registry)
-    sources: dict[str, Source | str] = {}
+    datasets: dict[str, ResolvedDataset | str] = {}
     missing: dict[str, str] = {}
-    for label, dataset in suite.datasets.items():
+    for label, plugin in suite.datasets.items():
         try:
-            source = sources[label] = learn(lookup, suite, data, dataset, unverified=unverified)
+            dataset = datasets[label] = resolve_dataset(lookup, suite, data, plugin, unverified=unverified)
         except MissingData as error:
-            sources[label] = missing[f"datasets.{label}"] = str(error)
+            datasets[label] = missing[f"datasets.{label}"] = str(error)
         else:
-            missing |= {f"evaluators.{name}": text for name, text in source.missing.items()}
+            missing |= {f"evaluators.{name}": text for name, text in dataset.missing.items()}
     if missing and not skip_missing:
         raise Mistakes(
             suite.name, [Mistake(path, f"{text} (or run with --skip-missing)") for path, text in missing.items()]
         )
     planner = Planner(suite, lookup)
-    grid = tuple(cells(planner, sources, snapshots))
+    grid = tuple(cells(planner, datasets, snapshots))
     if all(cell.skipped for cell in grid):
         reasons = "; ".join(sorted({cell.skipped for cell in grid})) or "every cell is excluded"
         raise UserError(f"{suite.name}: the grid is empty: {reasons}")
-    wanted = (f"score:{address.key}" for cell in grid for address in cell.scores.values())
+    wanted = (address.stage for cell in grid for address in cell.scores.values())
     stages = demand(registry, planner.stages, wanted, store, recompute, planner.expected)
-    known = (source for source in sources.values() if isinstance(source, Source))
-    notes = dict.fromkeys(note for source in known for note in source.left_out)
-    return Plan(suite, grid, tuple(stages), missing, tuple(notes))
+    resolved = {label: one for label, one in datasets.items() if isinstance(one, ResolvedDataset)}
+    notes = dict.fromkeys(note for one in resolved.values() for note in one.left_out)
+    return Plan(suite, grid, tuple(stages), missing, tuple(notes), resolved)

@@ -1,99 +1,83 @@
-"""What is to do: the plan works back from the scores, and a stage counts only if something missing needs it."""
+"""What is to do: the plan works back from the scores, and a stage runs only if something missing needs it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
+from bpcbench.planning.planner import PlannedStage, PlanStatus
+from bpcbench.planning.stages import Stage
 from bpcbench.registry.discovery import Registry
-from bpcbench.registry.source import source_hash
-from bpcbench.running.queue import Stage
+from bpcbench.registry.source import code_hash
 from bpcbench.store.store import Store
 
-_KIND_OF = {"prerequisite": "prerequisite", "coreset": "method", "predict": "inference", "score": "evaluator"}
 
-
-@dataclass(frozen=True)
-class Planned:
-    """A stage and whether it is `cached`, `cached (code changed)` or `to do`, with its cost if that is known."""
-
-    stage: Stage
-    status: str
-    again: bool = False
-    """Whether it is to be made anew although it may be there: what it left must go first."""
-    seconds: float | None = None
-    bytes: float | None = None
+def stage_code(registry: Registry, stage: Stage) -> str:
+    """Return a hash of the code behind a stage: every plugin that takes part, with what it imports."""
+    return code_hash(registry, {registry.get(spec.kind, spec.name).cls for spec in stage.specs()})
 
 
 def demand(
     registry: Registry,
-    stages: Mapping[str, Stage],
+    stages: Mapping[str, PlannedStage],
     wanted: Iterable[str],
     store: Store | None,
-    recompute: set[str],
+    recompute: Collection[str],
     expected: Mapping[str, Callable[[], int | None]],
-) -> Iterable[Planned]:
-    """Return the stages that are asked for, inputs first, with their status.
+) -> Iterable[PlannedStage]:
+    """Return the stages behind `wanted`, inputs first, with their status and cost.
 
-    `wanted` are the ids of the stages asked for; `recompute` names plugins whose results are made again; `expected`
-    gives sizes by family, which count where there is no experience.
+    A stage is to do if its result is missing and something asked for needs it. Upstream of a cached stage, whatever
+    the store still has is listed too, so that a change of its code is seen; what was pruned there is not needed.
+    `recompute` names plugins whose results are made again; `expected` gives sizes by family where there is no timing.
     """
     sizes: dict[str, int | None] = {}
     timings = store.timings() if store else {}
     again = _downstream(stages, recompute)
-    done: dict[str, Planned] = {}
-    stack = list(wanted)[::-1]
+    done: dict[str, PlannedStage | None] = {}
+    stack = [(name, True) for name in wanted][::-1]
     while stack:
-        name = stack.pop()
-        if name in done:
+        name, needed = stack.pop()
+        known = done.get(name)
+        if known is not None or (name in done and not needed):
             continue
-        stage = stages[name]
-        status = "to do" if name in again or store is None else _status(registry, stage, store)
-        pending = [need for need in stage.needs if need not in done] if status == "to do" else []
+        planned = stages[name]
+        status: PlanStatus = "to do"
+        if name not in again and store is not None and all(store.has(a) for a in planned.stage.addresses):
+            status = _status(registry, planned.stage, store)
+        if status == "to do" and not needed:
+            done[name] = None
+            continue
+        upstream = [(need, status == "to do") for need in planned.stage.needs]
+        pending = [one for one in upstream if done.get(one[0]) is None and (one[1] or one[0] not in done)]
         if pending:
-            stack += [name, *reversed(pending)]
+            stack += [(name, needed), *reversed(pending)]
             continue
-        past = timings.get(stage.family, [])
-        if not past and stage.family not in sizes:
-            sizes[stage.family] = expected[stage.family]() if stage.family in expected else None
-        done[name] = Planned(
-            stage,
-            status,
-            name in again,
-            statistics.median(seconds for seconds, _ in past) if past else None,
-            statistics.median(size for _, size in past) if past else sizes[stage.family],
+        past = timings.get(planned.family, [])
+        if not past and planned.family not in sizes:
+            sizes[planned.family] = expected[planned.family]() if planned.family in expected else None
+        done[name] = replace(
+            planned,
+            status=status,
+            again=name in again,
+            seconds=statistics.median(seconds for seconds, _ in past) if past else None,
+            bytes=statistics.median(size for _, size in past) if past else sizes[planned.family],
         )
-    return done.values()
+    return [planned for planned in done.values() if planned is not None]
 
 
-def _status(registry: Registry, stage: Stage, store: Store) -> str:
-    if not all(store.has(address) for address in stage.addresses):
-        return "to do"
-    known = store.meta(stage.addresses[0]).get("source")
-    now = source_hash(registry, _KIND_OF[stage.kind], stage.plugin)
-    return "cached" if known == now else "cached (code changed)"
+def _status(registry: Registry, stage: Stage, store: Store) -> PlanStatus:
+    kept = store.meta(stage.addresses[0]).get("code")
+    return "cached" if kept == stage_code(registry, stage) else "cached (code changed)"
 
 
-def _downstream(stages: Mapping[str, Stage], names: set[str]) -> set[str]:
+def _downstream(stages: Mapping[str, PlannedStage], names: Collection[str]) -> set[str]:
     """Return the stages that the named plugins take part in, and everything that is made from them."""
     result: set[str] = set()
-    for stage in stages.values() if names else ():
+    for name, planned in stages.items() if names else ():
         # Stages are listed inputs first, so one pass reaches everything.
-        if any(need in result for need in stage.needs) or not names.isdisjoint(_plugins(stage.body)):
-            result.add(stage.id)
+        stage = planned.stage
+        if any(need in result for need in stage.needs) or any(spec.name in names for spec in stage.specs()):
+            result.add(name)
     return result
-
-
-def _plugins(value: Any) -> Iterator[str]:
-    """Yield the names of the plugins in a stage's body; a method's native ones take no part in its coreset."""
-    if isinstance(value, Mapping):
-        if isinstance(value.get("plugin"), str):
-            yield value["plugin"]
-        for key, item in value.items():
-            if key != "native":
-                yield from _plugins(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _plugins(item)

@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +18,14 @@ from typing import Any
 import pluggy
 
 from bpcbench import hooks
-from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Plugin, Prerequisite
+from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Plugin, Preprocessing, Prerequisite
 from bpcbench.errors import PluginError, UserError, unknown
 from bpcbench.records import StageEvent
 
 GROUP = "bpcbench"
 KINDS: Mapping[str, type[Plugin]] = {
     "dataset": Dataset,
+    "preprocessing": Preprocessing,
     "prerequisite": Prerequisite,
     "method": Method,
     "inference": Inference,
@@ -129,6 +131,11 @@ class Registry:
             self.suites[f"{name}:{suite}"] = Path(path)
 
 
+def kind_of(plugin: Plugin) -> str:
+    """Return the kind of an instance: `method`, `network`, ..."""
+    return next(kind for kind, base in KINDS.items() if isinstance(plugin, base))
+
+
 def load_registry() -> Registry:
     """Load every entry point of group `bpcbench`, then the modules of BPCBENCH_PLUGINS."""
     manager = pluggy.PluginManager("bpcbench")
@@ -191,8 +198,8 @@ def _call(manager: pluggy.PluginManager, hook: str, plugin: Any) -> Any:
 def _check_class(cls: Any, kind: str, base: type[Plugin]) -> None:
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise PluginError(f"bpcbench_{kind}s returned {cls!r}, which is not a subclass of bpcbench.{base.__name__}")
-    if not isinstance(getattr(cls, "name", None), str) or not cls.name or set(cls.name) & set("/:@ ="):
-        raise PluginError(f"{cls.__name__}.name must be a word without / : @ = or spaces")
+    if not isinstance(getattr(cls, "name", None), str) or not cls.name or not re.fullmatch(r"[\w.~+-]+", cls.name):
+        raise PluginError(f"{cls.__name__}.name must be a word of letters, digits and _ . ~ + -")
     params = cls.__dict__.get("__dataclass_params__")
     if params is None or not params.frozen:
         raise PluginError(f"{cls.__name__} must be decorated with @dataclass(frozen=True)")

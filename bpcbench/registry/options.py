@@ -178,44 +178,21 @@ def _faithful(before: Any, after: Any) -> bool:
     return not isinstance(after, float) or math.isfinite(after)
 
 
-def identity(registry: Registry, plugin: Plugin) -> dict[str, Any]:
-    """Return what determines a plugin's results: `distribution:name`, version and options, nested plugins alike.
-
-    Options marked `key=False`, and options at their `absent` value, are left out.
-    """
-    registered = registry.get(kind_of(plugin), plugin.name)
-    options: dict[str, Any] = {}
-    for field in dataclasses.fields(plugin):
-        value = getattr(plugin, field.name)
-        if not field.metadata.get("key", True):
-            continue
-        if "absent" in field.metadata and value == field.metadata["absent"]:
-            continue
-        options[field.name] = identity(registry, value) if isinstance(value, Plugin) else _plain(value)
-    return {"plugin": f"{registered.distribution}:{plugin.name}", "version": plugin.version, "options": options}
-
-
 def describe(plugin: Plugin) -> dict[str, Any]:
     """Return `{plugin: name, option: value, ...}` with every option, from which `as_ref` and `build` make it again."""
     result: dict[str, Any] = {"plugin": plugin.name}
     for field in dataclasses.fields(plugin):
         value = getattr(plugin, field.name)
-        result[field.name] = describe(value) if isinstance(value, Plugin) else _plain(value)
+        result[field.name] = describe(value) if isinstance(value, Plugin) else plain(value)
     return result
 
 
-def kind_of(plugin: Plugin) -> str:
-    """Return `method`, `network`, ... of an instance."""
-    from bpcbench.registry.discovery import KINDS
-
-    return next(kind for kind, base in KINDS.items() if isinstance(plugin, base))
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return an option's value as JSON: tuples become lists, paths become text."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value) if isinstance(value, PurePath) else value
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from bpcbench.api import Plugin
 from bpcbench.registry.discovery import Registry
 
 
@@ -28,3 +30,9 @@ def _package_hash(package: str) -> str:
 def source_hash(registry: Registry, kind: str, name: str) -> str:
     """Return a hash of the source of the package that a plugin lives in."""
     return _package_hash(registry.get(kind, name).cls.__module__.partition(".")[0])
+
+
+def code_hash(registry: Registry, classes: Iterable[type[Plugin]]) -> str:
+    """Return a hash of the source behind plugin classes."""
+    packages = sorted({cls.__module__.partition(".")[0] for cls in classes})
+    return hashlib.sha256("".join(map(_package_hash, packages)).encode()).hexdigest()[:16]

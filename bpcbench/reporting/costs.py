@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bpcbench.planning.plan import Cell, Plan
+from bpcbench.planning.cells import Cell
+from bpcbench.planning.plan import Plan
 from bpcbench.running.bodies import FIT
 from bpcbench.stats import Summary, summarise
 from bpcbench.store.address import Address
@@ -109,7 +110,7 @@ def _prepared(store: Store, address: Address) -> Sequence[Address]:
     waiting = [address]
     while waiting:
         one = waiting.pop()
-        needs = store.meta(one)["needs"] if store.has(one) else ()
+        needs = store.meta(one)["inputs"] if store.has(one) else ()
         for need in _prerequisites(needs):
             if need not in found:
                 found[need] = None
@@ -124,7 +125,7 @@ def _prerequisites(needs: Iterable[str]) -> list[Address]:
 def _fitted(store: Store, cell: Cell) -> list[Address]:
     """Return a cell's fit and its predictions, as far as the store has them."""
     scores = [store.meta(address) for address in cell.scores.values() if store.has(address)]
-    inputs = [Address.parse(item["address"]) for meta in scores for item in meta["body"]["inputs"]]
+    inputs = [Address.parse(text) for meta in scores for text in meta["stage"]["predictions"]]
     mine = dict.fromkeys(address for address in inputs if address.key == cell.predict)
     return [address for address in (Address("predict", cell.predict, FIT), *mine) if store.has(address)]
 

@@ -5,76 +5,97 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
-import resource
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing, Prerequisite
-from bpcbench.coresets.files import read_coreset
+from bpcbench.coresets.files import preview, read_coreset
 from bpcbench.data.splits import evaluated_split, training_data
-from bpcbench.errors import BpcbenchError, Stopped
+from bpcbench.errors import BpcbenchError, PluginError, Stopped
+from bpcbench.planning.spec import Spec
+from bpcbench.planning.stages import (
+    CoresetStage,
+    Fitted,
+    PredictStage,
+    PrerequisiteStage,
+    Roles,
+    ScoreInput,
+    ScoreStage,
+    Stage,
+    TrainingData,
+    stage_from_json,
+)
+from bpcbench.planning.status import stage_code
 from bpcbench.records import (
     FINAL,
     Arrays,
     Coreset,
+    Data,
     Given,
     Made,
     Predictions,
-    Recipe,
     SplitRef,
+    Task,
     Transform,
     snapshot_member,
+    union,
 )
 from bpcbench.registry.discovery import Registry, registry
-from bpcbench.registry.options import as_ref, build
-from bpcbench.registry.source import source_hash
 from bpcbench.running.context import StageContext
-from bpcbench.running.device import limit_threads, resolve_device
+from bpcbench.running.device import limit_threads, peak_memory, resolve_device
 from bpcbench.running.members import Members
 from bpcbench.running.predictions import predict_split, read_predictions
-from bpcbench.running.queue import Outcome, Task
+from bpcbench.running.queue import Outcome
 from bpcbench.running.seeding import derive, seed_globals
 from bpcbench.store import provenance
-from bpcbench.store.address import Address
+from bpcbench.store.address import SCHEME, Address
 from bpcbench.store.folder import size
 from bpcbench.store.locks import Busy
 from bpcbench.store.store import Store
 
 FIT = "fit"
-_PLUGIN_KIND = {"prerequisite": "prerequisite", "coreset": "method", "predict": "inference", "score": "evaluator"}
+"""The member of a prediction that holds the fitted predictive."""
+
 Started = Callable[[StageContext], None]
 
 
 def attempt(task: Task, started: Started | None = None, store: Store | None = None) -> Outcome:
-    """Make what a task asks for, in this process; whatever goes wrong is raised."""
-    stage = task.stage
+    """Make what a task asks for, in this process; whatever goes wrong is raised.
+
+    The stage is rebuilt from its description. A key that differs when it is derived again, or a plugin of another
+    version than planned, is refused: a result is never committed under a key that does not belong to it.
+    """
     begin = time.monotonic()
     store = store or Store.open(task.store)
     try:
-        with store.lock(stage.id):
+        stage = stage_from_json(task.kind, task.body_version, task.key, dict(task.stage))
+    except ValueError as error:
+        raise PluginError(str(error)) from None
+    try:
+        with store.lock(task.id):
             if all(store.has(address) for address in stage.addresses):
-                return Outcome(stage.id, "cached", messages=tuple(store.messages))
-            for module in stage.preload:
+                return Outcome(task.id, "cached", messages=tuple(store.messages))
+            for module in task.preload:
                 importlib.import_module(module)
             limit_threads(task.threads)
             try:
-                _Run(task, store, started).make()
+                _body(stage)(_Attempt(task, stage, store, started))
             except Exception:
                 # Where locks do not work, another process may have been first and removed what this one was using.
                 if not all(store.has(address) for address in stage.addresses):
                     raise
-            store.discard_scratch(stage.id)
+            store.discard_scratch(task.id)
     except Busy:
-        return Outcome(stage.id, "busy")
+        return Outcome(task.id, "busy")
     except Stopped:
-        return Outcome(stage.id, "stopped", time.monotonic() - begin, "stopped")
-    return Outcome(stage.id, "done", time.monotonic() - begin, messages=tuple(store.messages))
+        return Outcome(task.id, "stopped", time.monotonic() - begin, "stopped")
+    return Outcome(task.id, "done", time.monotonic() - begin, messages=tuple(store.messages))
 
 
 def execute(task: Task, started: Started | None = None) -> Outcome:
@@ -83,7 +104,7 @@ def execute(task: Task, started: Started | None = None) -> Outcome:
     try:
         store = Store.open(task.store)
     except BpcbenchError as error:
-        return Outcome(task.stage.id, "failed", message=str(error))
+        return Outcome(task.id, "failed", message=str(error))
     try:
         return attempt(task, started, store)
     except BpcbenchError as error:
@@ -96,11 +117,11 @@ def execute(task: Task, started: Started | None = None) -> Outcome:
         message = f"{type(error).__name__}: {error}"
         trace = traceback.format_exc()
     _log(task, trace)
-    return Outcome(task.stage.id, "failed", time.monotonic() - begin, message, messages=tuple(store.messages))
+    return Outcome(task.id, "failed", time.monotonic() - begin, message, messages=tuple(store.messages))
 
 
 def _log(task: Task, trace: str) -> None:
-    """Write a traceback to the task's log, which in a worker is where everything goes that is printed."""
+    """Write a traceback to the task's log, where everything goes that a worker prints."""
     with contextlib.suppress(OSError):
         if multiprocessing.parent_process() is None:
             sys.stderr.write(trace)
@@ -108,42 +129,34 @@ def _log(task: Task, trace: str) -> None:
         sys.stderr.flush()
         task.log.parent.mkdir(parents=True, exist_ok=True)
         with task.log.open("a") as stream:
-            stream.write(f"{task.stage.kind} {task.stage.label} failed\n{trace}")
+            stream.write(f"{task.kind} {task.label} failed\n{trace}")
 
 
-@dataclass
-class _Run:
-    task: Task
-    store: Store
-    started: Started | None
-    resumed: bool = False
+class _Attempt:
+    """One attempt at a stage: builds plugins, reads inputs, commits results."""
 
-    def make(self) -> None:
-        {
-            "prerequisite": self._prerequisite,
-            "coreset": self._coreset,
-            "predict": self._predict,
-            "score": self._score,
-        }[self.task.stage.kind]()
-
-    @property
-    def body(self) -> Mapping[str, Any]:
-        return self.task.stage.body
+    def __init__(self, task: Task, stage: Stage, store: Store, started: Started | None) -> None:
+        self.task = task
+        self.stage = stage
+        self.store = store
+        self.started = started
+        self.resumed = False
 
     @property
     def registry(self) -> Registry:
         return registry()
 
-    def _build(self, kind: str, description: Mapping[str, Any]) -> Any:
-        return build(self.registry, kind, as_ref(description))
+    def build(self, spec: Spec) -> Any:
+        return spec.build(self.registry)
 
-    def _context(self, seed: int, snapshot: Callable[[int, Coreset, float], None] | None = None) -> StageContext:
-        stage = self.task.stage
+    def context(
+        self, seed: int, precision: str, snapshot: Callable[[int, Coreset, float], None] | None = None
+    ) -> StageContext:
         context = StageContext(
             seed=seed,
             device=resolve_device(self.task.device),
-            precision=self.task.precision,
-            attempt=self.store.scratch(stage.id) / self.task.attempt,
+            precision=precision,
+            attempt=self.store.scratch(self.task.id) / self.task.attempt,
             keep_snapshot=snapshot,
         )
         seed_globals(seed)
@@ -151,164 +164,178 @@ class _Run:
             self.started(context)
         return context
 
-    def _commit(
-        self, member: str, arrays: Arrays, context: StageContext | None = None, meta: Mapping[str, Any] | None = None
+    def commit(
+        self,
+        member: str,
+        arrays: Arrays,
+        context: StageContext | None = None,
+        meta: Mapping[str, Any] | None = None,
+        stage: Stage | None = None,
     ) -> None:
-        stage = self.task.stage
+        stage = stage or self.stage
         files = {}
-        described: dict[str, Any] = {
-            "label": stage.label,
-            "plugin": stage.plugin,
-            "body": stage.body,
-            "needs": list(stage.needs),
-            "source": source_hash(self.registry, _PLUGIN_KIND[stage.kind], stage.plugin),
+        description: dict[str, Any] = {
+            "label": self.task.label,
+            "scheme": SCHEME,
+            "body_version": stage.body_version,
+            "stage": stage.to_json(),
+            "inputs": [str(address) for address in dict.fromkeys(stage.inputs())],
+            "code": stage_code(self.registry, stage),
             "environment": {**provenance.versions(), **provenance.machine(), "commit": provenance.git_hash()},
             "threads": self.task.threads,
-            "precision": self.task.precision,
             "jobs": self.task.jobs,
-            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_memory_bytes": peak_memory(),
             **(meta or {}),
         }
         if context is not None:
-            described["device"] = context.device
+            description["device"] = context.device
+            description["started"] = provenance.timestamp(time.time() - context.elapsed)
             if context.resumed_from and not self.resumed:
                 self.resumed = True
-                self.store.messages.append(
-                    f"{stage.label}: went on from step {context.resumed_from:,} of an earlier run"
-                )
-            described.setdefault("seconds", round(context.elapsed, 3))
-            described.setdefault("cpu_seconds", round(context.cpu_seconds, 3))
+                self.store.messages.append(f"{self.task.label}: resumed at step {context.resumed_from:,}")
+            description.setdefault("seconds", round(context.elapsed, 3))
+            description.setdefault("cpu_seconds", round(context.cpu_seconds, 3))
             points = b"".join(line for line in context.curves().splitlines(keepends=True) if b'"m"' in line)
             if points:
                 files["curves.jsonl"] = points
         address = Address(stage.kind, stage.key, member)
-        if self.store.commit(address, described, arrays, files) and member == stage.members[-1]:
-            total = sum(size(self.store.path(a)) for a in stage.addresses)
-            self.store.note_timing(stage.family, float(described.get("seconds", 0.0)), total)
+        if self.store.commit(address, description, arrays, files) and member == self.stage.members[-1]:
+            total = sum(size(self.store.path(a)) for a in self.stage.addresses)
+            self.store.note_timing(self.task.family, float(description.get("seconds", 0.0)), total)
 
-    def _transform(self) -> Transform | None:
-        description = self.body["transform"]
-        if description is None:
-            return None
-        plugin: Preprocessing = self._build("prerequisite", description["plugin"])
-        made = self.store.read(Address.parse(description["address"]))
-        return Transform(plugin, dict(made.arrays), description["address"])
+    def transform(self, fitted: Fitted) -> Transform:
+        plugin: Preprocessing = self.build(fitted.plugin)
+        return Transform(plugin, dict(self.store.read(fitted.address).arrays), str(fitted.address))
 
-    def _given(self) -> Given | None:
-        transform = self._transform()
-        if transform is None:
-            return None
+    def given(self, fitted: Fitted, roles: Roles) -> Given:
         made = {}
-        for role, item in self.body["given"].items():
-            addresses = [Address.parse(text) for text in item["addresses"]]
-            plugin: Prerequisite = self._build("prerequisite", item["plugin"])
-            made[role] = Made(plugin, item["addresses"][0], Members(self.store, addresses))
-        return Given(transform, made)
+        for role, item in roles.items():
+            plugin: Prerequisite = self.build(item.plugin)
+            made[role] = Made(plugin, str(item.addresses[0]), Members(self.store, list(item.addresses)))
+        return Given(self.transform(fitted), made)
 
-    def _prerequisite(self) -> None:
-        (member,) = self.task.stage.members
-        plugin: Prerequisite = self._build("prerequisite", self.body["prerequisite"])
-        given = self._given()
-        dataset: Dataset = self._build("dataset", self.body["dataset"])
-        data = training_data(dataset, self.task.data, holdout=self.body["holdout"])
-        context = self._context(derive("member", member))
-        arrays = plugin.make(data, given, context, member)
-        context.close()
-        self._commit(member, arrays, context)
+    def data(self, training: TrainingData) -> Data:
+        dataset: Dataset = self.build(training.dataset)
+        self.check(dataset, "train", training.fingerprint)
+        return training_data(dataset, self.task.data, holdout=training.holdout)
 
-    def _coreset(self) -> None:
-        method: Method = self._build("method", self.body["method"])
-        given = self._given()
-        assert given is not None
-        dataset: Dataset = self._build("dataset", self.body["dataset"])
-        data = training_data(dataset, self.task.data, holdout=self.body["holdout"])
-        native = self.body["native"] or {}
-
-        def keep(coreset: Coreset, member: str, context: StageContext, extra: Mapping[str, Any]) -> None:
-            if not np.isfinite(coreset.images).all() or not np.isfinite(coreset.targets).all():
-                raise ValueError(f"{method.name} returned a coreset with NaN or infinite values ({member})")
-            scalars = {name: float(value) for name, value in coreset.recipe.scalars.items()}
-            recipe = Recipe(self.body["transform"], native.get("network"), native.get("inference"), scalars)
-            meta = {
-                "coreset": {
-                    "classes": coreset.classes,
-                    "convention": coreset.convention,
-                    "recipe": asdict(recipe),
-                    "bytes": int(coreset.images.nbytes + coreset.targets.nbytes),
-                },
-                **extra,
-            }
-            arrays = {"images": coreset.images, "targets": coreset.targets, "class_ids": coreset.class_ids}
-            self._commit(member, arrays, context, meta)
-
-        def snapshot(step: int, coreset: Coreset, seconds: float) -> None:
-            keep(coreset, snapshot_member(step), context, {"step": step, "seconds": round(seconds, 3)})
-
-        context = self._context(derive("distil", self.body["seed"]), snapshot)
-        coreset = method.distil(data, self.body["ipc"], given, context)
-        if not isinstance(coreset, Coreset):
-            raise TypeError(
-                f"{method.name}.distil must return a bpcbench.Coreset, it returned a {type(coreset).__name__}"
+    def check(self, dataset: Dataset, split: str, fingerprint: str) -> None:
+        """Refuse data other than those that were planned with, as another machine may have."""
+        if dataset.fingerprint(self.task.data, split) != fingerprint:
+            raise PluginError(
+                f"{dataset.name} in {self.task.data}: the {split} split differs from the one planned with; plan again"
             )
-        context.close()
-        keep(coreset, FINAL, context, {})
 
-    def _predict(self) -> None:
-        stage = self.task.stage
-        coreset = read_coreset(self.store.read(Address.parse(self.body["coreset"])))
-        transform = self._transform()
-        assert transform is not None
-        inference: Inference = self._build("inference", self.body["inference"])
-        network: Network = self._build("network", self.body["network"])
-        context = self._context(derive("evaluate", self.body["seed"]))
-        predictive = self._fitted(inference, coreset, network, context)
-        context.close()
-        for split in self.body["splits"]:
-            address = Address(stage.kind, stage.key, split["member"])
-            if not self.store.has(address):
-                dataset: Dataset = self._build("dataset", split["dataset"])
-                loaded = evaluated_split(dataset, self.task.data, split, coreset.classes)
-                begin = time.monotonic()
-                arrays = predict_split(predictive, loaded.images, loaded.labels, transform, inference.batch)
-                seconds = round(time.monotonic() - begin, 3)
-                # Each member tells of its own split only: with many splits they would tell of little else.
-                meta = {"split": split, "predict_seconds": seconds, "body": {**self.body, "splits": [split]}}
-                self._commit(split["member"], arrays, context, meta)
+    def coreset(self, addresses: Iterable[Address]) -> Coreset:
+        return union([read_coreset(self.store.read(address)) for address in addresses])
 
-    def _fitted(self, inference: Inference, coreset: Coreset, network: Network, context: StageContext) -> Predictive:
-        stage = self.task.stage
-        kept = Address(stage.kind, stage.key, FIT)
-        if self.store.has(kept):
-            return inference.restore(dict(self.store.read(kept).arrays), coreset, network, context)
-        predictive = inference.fit(coreset, network, context)
-        arrays = predictive.arrays()
-        if arrays is not None:
-            self._commit(FIT, arrays, context)
-        return predictive
+    def predictions(self, inputs: Iterable[ScoreInput]) -> dict[SplitRef, Predictions]:
+        return {item.wanted: read_predictions(self.store.read(item.address)) for item in inputs}
 
-    def _score(self) -> None:
-        evaluator: Evaluator = self._build("evaluator", self.body["evaluator"])
-        given = self._given()
+
+def _body(stage: Stage) -> Callable[[_Attempt], None]:
+    if isinstance(stage, PrerequisiteStage):
+        return lambda attempt: _prerequisite(attempt, stage)
+    if isinstance(stage, CoresetStage):
+        return lambda attempt: _coreset(attempt, stage)
+    if isinstance(stage, PredictStage):
+        return lambda attempt: _predict(attempt, stage)
+    assert isinstance(stage, ScoreStage)
+    return lambda attempt: _score(attempt, stage)
+
+
+def _prerequisite(attempt: _Attempt, stage: PrerequisiteStage) -> None:
+    plugin: Preprocessing | Prerequisite = attempt.build(stage.plugin)
+    given = attempt.given(stage.transform, stage.given) if stage.transform else None
+    data = attempt.data(stage.data)
+    context = attempt.context(derive("member", stage.member), stage.precision)
+    if isinstance(plugin, Preprocessing):
+        arrays = plugin.fit(data, context)
+    else:
         assert given is not None
-        predictions = self._predictions(self.body["inputs"])
-        given = replace(given, reference=self._predictions(self.body.get("reference", ())))
-        if "coreset" in self.body:
-            given = replace(given, coreset=read_coreset(self.store.read(Address.parse(self.body["coreset"]))))
-        # The process has made other scores before: what they drew must not matter.
-        seed_globals(derive("score", 0))
-        begin = time.monotonic()
-        scores = evaluator.score(predictions, given)
-        values = {name: float(value) for name, value in scores.metrics.items()}
-        meta = {
-            "metrics": {name: value if np.isfinite(value) else str(value) for name, value in values.items()},
-            "higher_is_better": {name: evaluator.higher_is_better(name) for name in values},
-            "seconds": round(time.monotonic() - begin, 3),
-        }
-        self._commit(FINAL, scores.arrays, None, meta)
+        arrays = plugin.make(data, given, context, stage.member)
+    context.close()
+    attempt.commit(stage.member, arrays, context)
 
-    def _predictions(self, inputs: Iterable[Mapping[str, Any]]) -> dict[SplitRef, Predictions]:
-        found = {}
-        for item in inputs:
-            wanted = SplitRef(item["split"], item["dataset"] and as_ref(item["dataset"]))
-            found[wanted] = read_predictions(self.store.read(Address.parse(item["address"])))
-        return found
+
+def _coreset(attempt: _Attempt, stage: CoresetStage) -> None:
+    method: Method = attempt.build(stage.method)
+    given = attempt.given(stage.transform, stage.given)
+    data = attempt.data(stage.data)
+
+    def keep(coreset: Coreset, member: str, context: StageContext, extra: Mapping[str, Any]) -> None:
+        if not np.isfinite(coreset.images).all() or not np.isfinite(coreset.targets).all():
+            raise ValueError(f"{method.name} returned a coreset with NaN or infinite values ({member})")
+        arrays = {**coreset.arrays(), **preview(coreset, given.transform)}
+        attempt.commit(member, arrays, context, {"coreset": coreset.description(), **extra})
+
+    def snapshot(step: int, coreset: Coreset, seconds: float) -> None:
+        keep(coreset, snapshot_member(step), context, {"step": step, "seconds": round(seconds, 3)})
+
+    context = attempt.context(derive("distil", stage.seed or 0), stage.precision, snapshot)
+    coreset = method.distil(data, stage.ipc or 0, given, context)
+    if not isinstance(coreset, Coreset):
+        raise TypeError(f"{method.name}.distil must return a bpcbench.Coreset, it returned a {type(coreset).__name__}")
+    context.close()
+    keep(coreset, FINAL, context, {})
+
+
+def _predict(attempt: _Attempt, stage: PredictStage) -> None:
+    coreset = attempt.coreset(stage.coresets)
+    given = attempt.given(stage.transform, stage.given)
+    inference: Inference = attempt.build(stage.inference)
+    network: Network = attempt.build(stage.network)
+    context = attempt.context(derive("evaluate", stage.seed), stage.precision)
+    predictive = _fitted(attempt, stage, inference, coreset, network, given, context)
+    context.close()
+    for split in stage.splits:
+        if attempt.store.has(Address(stage.kind, stage.key, split.member)):
+            continue
+        dataset: Dataset = attempt.build(split.dataset)
+        attempt.check(dataset, "train" if split.split == "validation" else split.split, split.fingerprint)
+        loaded = evaluated_split(
+            dataset, attempt.task.data, split.split, coreset.classes, examples=split.examples, shape=split.shape
+        )
+        begin = time.monotonic()
+        arrays = predict_split(predictive, loaded.images, loaded.labels, given.transform, inference.batch)
+        seconds = round(time.monotonic() - begin, 3)
+        attempt.commit(split.member, arrays, context, {"predict_seconds": seconds}, stage.only(split))
+
+
+def _fitted(
+    attempt: _Attempt,
+    stage: PredictStage,
+    inference: Inference,
+    coreset: Coreset,
+    network: Network,
+    given: Given,
+    context: StageContext,
+) -> Predictive:
+    kept = Address(stage.kind, stage.key, FIT)
+    if attempt.store.has(kept):
+        return inference.restore(dict(attempt.store.read(kept).arrays), coreset, network, given, context)
+    predictive = inference.fit(coreset, network, given, context)
+    arrays = predictive.arrays()
+    if arrays is not None:
+        attempt.commit(FIT, arrays, context, stage=replace(stage, splits=()))
+    return predictive
+
+
+def _score(attempt: _Attempt, stage: ScoreStage) -> None:
+    evaluator: Evaluator = attempt.build(stage.evaluator)
+    given = attempt.given(stage.transform, stage.given)
+    predictions = attempt.predictions(stage.predictions)
+    given = replace(given, reference=attempt.predictions(stage.reference))
+    if stage.coresets:
+        given = replace(given, coreset=attempt.coreset(stage.coresets))
+    # The process has made other scores before: what they drew must not matter.
+    seed_globals(derive("score", 0))
+    begin = time.monotonic()
+    scores = evaluator.score(predictions, given)
+    values = {name: float(value) for name, value in scores.metrics.items()}
+    meta = {
+        "metrics": {name: value if np.isfinite(value) else str(value) for name, value in values.items()},
+        "higher_is_better": {name: evaluator.higher_is_better(name) for name in values},
+        "seconds": round(time.monotonic() - begin, 3),
+    }
+    attempt.commit(FINAL, scores.arrays, None, meta)

@@ -1,4 +1,4 @@
-"""Devices and threads of this process."""
+"""Devices, threads and memory of this process, on any platform that Python runs on."""
 
 from __future__ import annotations
 
@@ -38,3 +38,20 @@ def limit_threads(threads: int) -> None:
     threadpoolctl.threadpool_limits(threads)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(threads)
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use; where the system does not say, all that it has."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def peak_memory() -> int | None:
+    """Return the largest resident memory of this process so far, in bytes, or None where it is not known."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts kilobytes, macOS bytes.
+    return int(peak if sys.platform == "darwin" else peak * 1024)

@@ -11,8 +11,9 @@ from typing import Any
 
 from bpcbench.api import Engine, option
 from bpcbench.hooks import hookimpl
-from bpcbench.running.device import gpu_count
-from bpcbench.running.queue import Execute, Outcome, Task, Work
+from bpcbench.records import Status, Task
+from bpcbench.running.device import gpu_count, usable_cpus
+from bpcbench.running.queue import Execute, Outcome, Work
 from bpcbench.running.worker import Worker, note
 
 BPCBENCH_API = 1
@@ -56,7 +57,7 @@ class Local(Engine):
                     try:
                         running.append(_start(task, gpus, preload))
                     except (OSError, EOFError) as error:
-                        yield Outcome(task.stage.id, "failed", message=f"no worker could be started: {error!r}")
+                        yield Outcome(task.id, "failed", message=f"no worker could be started: {error!r}")
                 if running:
                     wait([item for one in running for item in one.worker.ready()], 0.2)
                 else:
@@ -75,7 +76,7 @@ class Local(Engine):
         """Return how many stages run at once."""
         if self.jobs is not None:
             return max(1, self.jobs)
-        return max(1, len(os.sched_getaffinity(0)) // max(1, threads))
+        return max(1, usable_cpus() // max(1, threads))
 
 
 def _threads(work: Work) -> int:
@@ -84,15 +85,15 @@ def _threads(work: Work) -> int:
 
 def _gpu(task: Task, gpus: list[float]) -> int | None:
     """Return a GPU with room for the task; -1 if it needs none; None if it has to wait."""
-    if not gpus or task.stage.gpus <= 0 or not task.device.startswith(("auto", "cuda")):
+    if not gpus or task.resources.gpus <= 0 or not task.device.startswith(("auto", "cuda")):
         return -1
-    return next((i for i, free in enumerate(gpus) if free >= min(task.stage.gpus, 1.0) - 1e-9), None)
+    return next((i for i, free in enumerate(gpus) if free >= min(task.resources.gpus, 1.0) - 1e-9), None)
 
 
 def _start(task: Task, gpus: list[float], preload: tuple[str, ...]) -> _Running:
     gpu = _gpu(task, gpus)
     if gpu is not None and gpu >= 0:
-        gpus[gpu] -= min(task.stage.gpus, 1.0)
+        gpus[gpu] -= min(task.resources.gpus, 1.0)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(gpus))))).split(",")
         task = replace(task, visible=visible[gpu])
     worker = Worker(preload)
@@ -102,7 +103,7 @@ def _start(task: Task, gpus: list[float], preload: tuple[str, ...]) -> _Running:
 
 def _release(one: _Running, gpus: list[float]) -> None:
     if one.gpu is not None and one.gpu >= 0:
-        gpus[one.gpu] += min(one.task.stage.gpus, 1.0)
+        gpus[one.gpu] += min(one.task.resources.gpus, 1.0)
 
 
 def _poll(one: _Running, work: Work) -> Outcome | None:
@@ -110,13 +111,13 @@ def _poll(one: _Running, work: Work) -> Outcome | None:
     now = time.monotonic()
     outcome = one.worker.result()
     if outcome is None and now > one.kill_at:
-        outcome = Outcome(one.task.stage.id, "failed")
+        outcome = Outcome(one.task.id, "failed")
         one.worker.close(kill=True)
     elif outcome is not None:
         one.worker.close()
     if outcome is not None:
         if one.ending and outcome.status in ("failed", "stopped"):
-            status = "stopped" if one.ending == "stopped" else "failed"
+            status: Status = "stopped" if one.ending == "stopped" else "failed"
             return Outcome(outcome.stage, status, now - one.since, one.ending, messages=outcome.messages)
         return replace(outcome, seconds=outcome.seconds or now - one.since)
     if not one.ending:

@@ -9,20 +9,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from bpcbench.planning.planner import PlannedStage
 from bpcbench.running.checkpoint import EVENTS
-from bpcbench.running.queue import Outcome, Stage
+from bpcbench.running.queue import Outcome
 
 
 class Listener(Protocol):
     """Whoever wants to know how a run goes. All calls come from one run, but from several threads, one at a time."""
 
-    def started(self, stage: Stage) -> None:
+    def started(self, stage: PlannedStage) -> None:
         """Note a stage that has been handed to a worker."""
 
-    def events(self, stage: Stage, lines: Sequence[dict[str, Any]]) -> None:
+    def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
         """Note new events of a running stage: points of curves, and how far it is."""
 
-    def finished(self, stage: Stage, outcome: Outcome) -> None:
+    def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
         """Note a stage that has ended."""
 
 
@@ -33,17 +34,17 @@ class Monitor(threading.Thread):
         super().__init__(name="monitor", daemon=True)
         self.listeners = list(listeners)
         self.report = report
-        self._followed: dict[str, tuple[Stage, Path, int]] = {}
+        self._followed: dict[str, tuple[PlannedStage, Path, int]] = {}
         self._lock = threading.Lock()
         self._end = threading.Event()
 
-    def started(self, stage: Stage, attempt: Path) -> None:
+    def started(self, stage: PlannedStage, attempt: Path) -> None:
         """Start to follow a stage."""
         with self._lock:
             self._followed[stage.id] = (stage, attempt / EVENTS, 0)
             self._tell("started", stage)
 
-    def finished(self, stage: Stage, outcome: Outcome) -> None:
+    def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
         """Stop following a stage."""
         with self._lock:
             self._followed.pop(stage.id, None)

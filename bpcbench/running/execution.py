@@ -12,7 +12,7 @@ from bpcbench.text import to_stderr
 
 if TYPE_CHECKING:
     from bpcbench.planning.plan import Plan
-    from bpcbench.running.queue import Stage
+    from bpcbench.planning.planner import PlannedStage
     from bpcbench.running.run import Result
     from bpcbench.session import Session
     from bpcbench.store.store import Store
@@ -46,7 +46,7 @@ def execute(
     to_do = session.plan.to_do()
     for planned in to_do:
         if planned.again:
-            _forget(store, planned.stage)
+            _forget(store, planned)
     progress = Progress(len(to_do), quiet=quiet) if to_do else None
     report = say or (progress.say if progress else to_stderr)
     listeners: list[Any] = [progress] if progress else []
@@ -84,10 +84,11 @@ def _remember(session: Session, store: Store) -> None:
     temporary.replace(file)
 
 
-def _forget(store: Store, stage: Stage) -> None:
+def _forget(store: Store, planned: PlannedStage) -> None:
     """Remove all that a stage has left: results, kept fits, snapshots and checkpoints."""
     from bpcbench.store.address import Address
 
+    stage = planned.stage
     folder = store.path(stage.addresses[0]).parent
     every = [path.name.replace(",", "/") for path in folder.iterdir()] if folder.is_dir() else []
     # Members of a prerequisite are stages of their own.
@@ -102,8 +103,8 @@ def _tidy(plan: Plan, store: Store) -> None:
     from bpcbench.store.locks import Busy
 
     made = {f"predict:{cell.predict}" for cell in plan.cells if cell.predict}
-    made |= {f"coreset:{cell.coreset.key}" for cell in plan.cells if cell.coreset}
-    for stage in made - {planned.stage.id for planned in plan.to_do()}:
+    made |= {address.stage for cell in plan.cells for address in cell.coresets}
+    for stage in made - {planned.id for planned in plan.to_do()}:
         if store.scratch(stage).exists():
             with contextlib.suppress(Busy), store.lock(stage):
                 store.discard_scratch(stage)

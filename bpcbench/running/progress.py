@@ -9,7 +9,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from bpcbench.running.queue import Outcome, Stage
+from bpcbench.planning.planner import PlannedStage
+from bpcbench.running.queue import Outcome
 from bpcbench.text import spell
 
 QUIET_SECONDS = 30.0
@@ -39,11 +40,11 @@ class Progress:
         else:
             print(text, file=self.stream, flush=True)
 
-    def started(self, stage: Stage) -> None:
+    def started(self, stage: PlannedStage) -> None:
         """Note when a stage began."""
         self._last_line[stage.id] = time.monotonic()
 
-    def events(self, stage: Stage, lines: Sequence[dict[str, Any]]) -> None:
+    def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
         """Show how far a stage is."""
         far = next((line for line in reversed(lines) if line.get("total")), None)
         if far is None or self.quiet:
@@ -64,7 +65,7 @@ class Progress:
                 f"  ... {stage.kind} {stage.label}: step {far['done']:,} of {far['total']:,}, about {spell(left)} left"
             )
 
-    def finished(self, stage: Stage, outcome: Outcome) -> None:
+    def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
         """Count a stage and say what became of it."""
         self.done += 1
         bar = self._bars.pop(stage.id, None)

@@ -1,69 +1,22 @@
-"""What passes between the runner and an engine: stages, tasks, outcomes, and the work that is ready."""
+"""The queue of a run: which stages are ready, running, waiting for others or skipped."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
-from bpcbench.store.address import Address
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A unit of work: plain data from which any process can make the members that are asked for.
-
-    `body` holds plugin descriptions, seeds and input addresses; `needs` the ids of stages that must come first.
-    """
-
-    kind: str
-    key: str
-    members: tuple[str, ...]
-    label: str
-    plugin: str
-    body: Mapping[str, Any]
-    needs: tuple[str, ...] = ()
-    gpus: float = 0.0
-    family: str = ""
-    preload: tuple[str, ...] = ()
-
-    @property
-    def id(self) -> str:
-        """Name of the stage in a plan; members of a prerequisite are stages of their own."""
-        return f"{self.kind}:{self.key}" + (f"@{self.members[0]}" if self.kind == "prerequisite" else "")
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        """What this stage commits."""
-        return tuple(Address(self.kind, self.key, member) for member in self.members)
-
-
-@dataclass(frozen=True)
-class Task:
-    """One attempt at a stage: everything `execute` needs, small enough to be sent to any process."""
-
-    stage: Stage
-    store: Path
-    data: Path
-    attempt: str
-    log: Path
-    threads: int = 1
-    device: str = "auto"
-    precision: str = "float32"
-    timeout: float | None = None
-    jobs: int = 1
-    visible: str | None = None
+from bpcbench.planning.planner import PlannedStage
+from bpcbench.records import Status, Task
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: done, cached (another process was first), busy (it still works on it), failed, stopped."""
+    """How an attempt at the stage with that id ended."""
 
     stage: str
-    status: str
+    status: Status
     seconds: float = 0.0
     message: str = ""
     messages: tuple[str, ...] = ()
@@ -76,24 +29,26 @@ Execute = Callable[[Task], Outcome]
 class Work:
     """The stages of a plan that are still to do, handed out as they become ready. Safe to use from several threads."""
 
-    stages: Sequence[Stage]
-    make_task: Callable[[Stage], Task]
+    stages: Sequence[PlannedStage]
+    make_task: Callable[[PlannedStage], Task]
     on_take: Callable[[Task], None]
-    on_finish: Callable[[Stage, Outcome], None]
+    on_finish: Callable[[PlannedStage, Outcome], None]
     stopping: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _waiting: dict[str, Stage] = field(default_factory=dict)
-    _running: dict[str, Stage] = field(default_factory=dict)
+    _waiting: dict[str, PlannedStage] = field(default_factory=dict)
+    _all: dict[str, PlannedStage] = field(default_factory=dict)
+    _running: dict[str, PlannedStage] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
     _blocking: dict[str, int] = field(default_factory=dict)
     _dependants: dict[str, list[str]] = field(default_factory=dict)
-    _ready: dict[bool, dict[str, Stage]] = field(default_factory=lambda: {True: {}, False: {}})
+    _ready: dict[bool, dict[str, PlannedStage]] = field(default_factory=lambda: {True: {}, False: {}})
     _said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._waiting = {stage.id: stage for stage in self.stages}
+        self._all = dict(self._waiting)
         for stage in self.stages:
-            needs = [need for need in dict.fromkeys(stage.needs) if need in self._waiting]
+            needs = [need for need in dict.fromkeys(stage.stage.needs) if need in self._waiting]
             self._blocking[stage.id] = len(needs)
             for need in needs:
                 self._dependants.setdefault(need, []).append(stage.id)
@@ -164,7 +119,11 @@ class Work:
                 self.on_finish(stage, Outcome(name, "skipped", message=f"it needs {label!r}, which failed"))
                 self._skip_dependants(name, label)
 
-    def running(self) -> list[Stage]:
+    def stage(self, name: str) -> PlannedStage:
+        """Return the stage with that id."""
+        return self._all[name]
+
+    def running(self) -> list[PlannedStage]:
         """Return the stages under way, engine's and runner's."""
         with self._lock:
             return list(self._running.values())

@@ -19,13 +19,14 @@ from typing import Any, cast
 from bpcbench.api import Engine
 from bpcbench.errors import PluginError
 from bpcbench.planning.plan import Plan
-from bpcbench.records import StageEvent
+from bpcbench.planning.planner import PlannedStage
+from bpcbench.records import StageEvent, Task
 from bpcbench.registry.discovery import Registry
 from bpcbench.running.bodies import attempt, execute
 from bpcbench.running.context import StageContext
 from bpcbench.running.engines import Inline, Local
 from bpcbench.running.events import Listener, Monitor
-from bpcbench.running.queue import Outcome, Stage, Task, Work
+from bpcbench.running.queue import Outcome, Work
 from bpcbench.running.scoring import Scorer
 from bpcbench.store.store import Store
 
@@ -34,7 +35,7 @@ from bpcbench.store.store import Store
 class Failure:
     """A stage that failed, why, and where its output lies."""
 
-    stage: Stage
+    stage: PlannedStage
     message: str
     log: Path
 
@@ -73,7 +74,7 @@ class Runner:
         self._counts: dict[str, int] = {}
         self._failures: list[Failure] = []
         self._contexts: list[StageContext] = []
-        stages = [planned.stage for planned in self.plan.to_do()]
+        stages = self.plan.to_do()
         self._monitor = Monitor(self.listeners, self.report)
         self._work = work = Work(stages, self._task, self._take, self._finish)
         if not stages:
@@ -128,7 +129,7 @@ class Runner:
         except Exception as error:
             traceback.print_exc()
             pdb.post_mortem(error.__traceback__)
-            return Outcome(task.stage.id, "failed", message=f"{type(error).__name__}: {error}")
+            return Outcome(task.id, "failed", message=f"{type(error).__name__}: {error}")
 
     def _stop(self) -> None:
         """Ask for a clean stop; a stage that runs in this process is told directly."""
@@ -137,38 +138,70 @@ class Runner:
             context.stopping = True
 
     def _take(self, task: Task) -> None:
-        self._monitor.started(task.stage, self.store.scratch(task.stage.id) / task.attempt)
+        self._monitor.started(self._work.stage(task.id), self.store.scratch(task.id) / task.attempt)
 
-    def _task(self, stage: Stage) -> Task:
+    def _task(self, planned: PlannedStage) -> Task:
         suite = self.plan.suite
-        return Task(
-            stage=stage,
-            store=self.store.root,
-            data=self.data,
-            attempt=uuid.uuid4().hex[:12],
-            log=self.log_of(stage),
+        return make_task(
+            planned,
+            self.store.root,
+            self.data,
+            log=self.log_of(planned),
             threads=suite.threads,
             device=suite.device,
-            precision=suite.precision,
             timeout=suite.timeout,
             jobs=self.engine.slots(suite.threads) if isinstance(self.engine, Local) else 1,
         )
 
-    def log_of(self, stage: Stage) -> Path:
+    def log_of(self, planned: PlannedStage) -> Path:
         """Return the file that holds what a stage printed."""
-        if stage.kind == "score":
+        if planned.kind == "score":
             return self.store.root / "logs" / "scores.log"
-        return self.store.root / "logs" / f"{stage.kind}-{stage.key[:12]}-{stage.members[0].replace('/', ',')}.log"
+        address = planned.stage.addresses[0]
+        return self.store.root / "logs" / f"{address.kind}-{address.key[:12]}-{address.folder}.log"
 
-    def _finish(self, stage: Stage, outcome: Outcome) -> None:
+    def _finish(self, stage: PlannedStage, outcome: Outcome) -> None:
         self._counts[outcome.status] = self._counts.get(outcome.status, 0) + 1
         if outcome.status == "failed":
             self._failures.append(Failure(stage, outcome.message, self.log_of(stage)))
         self._monitor.finished(stage, outcome)
         event = StageEvent(
-            str(stage.addresses[0]), stage.kind, stage.label, outcome.status, outcome.seconds, outcome.message
+            str(stage.stage.addresses[0]), stage.kind, stage.label, outcome.status, outcome.seconds, outcome.message
         )
         self.registry.observe(event, self.report)
+
+
+def make_task(
+    planned: PlannedStage,
+    store: Path,
+    data: Path,
+    *,
+    log: Path,
+    threads: int = 1,
+    device: str = "auto",
+    timeout: float | None = None,
+    jobs: int = 1,
+) -> Task:
+    """Return a new attempt at a planned stage."""
+    return Task(
+        id=planned.id,
+        kind=planned.kind,
+        key=planned.stage.key,
+        body_version=planned.stage.body_version,
+        stage=planned.stage.to_json(),
+        label=planned.label,
+        store=store,
+        data=data,
+        attempt=uuid.uuid4().hex[:12],
+        log=log,
+        threads=threads,
+        device=device,
+        timeout=timeout,
+        jobs=jobs,
+        resources=planned.resources,
+        preload=planned.preload,
+        family=planned.family,
+    )
 
 
 def choose_engine(engine: Engine | None, *, jobs: int | None = None, inline: bool = False) -> Engine:

@@ -6,7 +6,8 @@ import threading
 import time
 from multiprocessing.connection import wait
 
-from bpcbench.running.queue import Outcome, Task, Work
+from bpcbench.records import Status, Task
+from bpcbench.running.queue import Outcome, Work
 from bpcbench.running.worker import Worker, note
 
 
@@ -44,7 +45,7 @@ class Scorer(threading.Thread):
             try:
                 self.worker = Worker(self.preload)
             except (OSError, EOFError) as error:
-                return Outcome(task.stage.id, "failed", message=f"no worker could be started: {error!r}")
+                return Outcome(task.id, "failed", message=f"no worker could be started: {error!r}")
         worker = self.worker
         worker.send(task)
         begin = time.monotonic()
@@ -56,10 +57,10 @@ class Scorer(threading.Thread):
                 late = worker.late()
                 if late or self.work.stopping:
                     ended = True
-                    status = "failed" if late else "stopped"
+                    status: Status = "failed" if late else "stopped"
                     message = f"it took longer than its timeout of {task.timeout:g} s" if late else "stopped"
                     note(task, message)
-                    outcome = Outcome(task.stage.id, status, time.monotonic() - begin, message)
+                    outcome = Outcome(task.id, status, time.monotonic() - begin, message)
             if outcome is not None:
                 if ended:
                     worker.close(kill=True)

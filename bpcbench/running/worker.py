@@ -19,7 +19,8 @@ from multiprocessing.popen_forkserver import Popen
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from bpcbench.running.queue import Outcome, Task
+from bpcbench.records import Task
+from bpcbench.running.queue import Outcome
 
 PRELOAD_VARIABLE = "BPCBENCH_PRELOAD"
 _NEVER_INHERITED = "BPCBENCH_"
@@ -101,7 +102,7 @@ class Worker:
             return None
         message = _death(self.process.exitcode)
         note(self.task, message)
-        return Outcome(self.task.stage.id, "failed", message=message)
+        return Outcome(self.task.id, "failed", message=message)
 
     def late(self) -> bool:
         """Say whether the task has taken longer than its timeout, not counting the start of server and process."""
@@ -135,7 +136,7 @@ def note(task: Task, text: str) -> None:
     with contextlib.suppress(OSError):
         task.log.parent.mkdir(parents=True, exist_ok=True)
         with task.log.open("a") as stream:
-            stream.write(f"{task.stage.kind} {task.stage.label}: {text}\n")
+            stream.write(f"{task.kind} {task.label}: {text}\n")
 
 
 def _death(code: int | None) -> str:
@@ -216,7 +217,7 @@ def _run(task: Task) -> Outcome:
     try:
         return execute(task, running.append)
     except Stopped:
-        return Outcome(task.stage.id, "stopped", message="stopped")
+        return Outcome(task.id, "stopped", message="stopped")
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # A disk that is full must not cost the answer.

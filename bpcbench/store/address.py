@@ -19,6 +19,8 @@ KINDS = ("prerequisite", "coreset", "predict", "score")
 KEY_LENGTH = 32
 UNKEYED = "unkeyed"
 """The name of the parts of a description that stay out of its key."""
+PLUGIN = "$plugin"
+"""The name of the parts of a description that describe a configured plugin; they enter keys as digests."""
 
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 _MEMBER = re.compile(r"[\w.~+-]+(/[\w.~+-]+)*")
@@ -40,9 +42,13 @@ def stage_key(kind: str, body_version: int, description: Any, scheme: int = SCHE
 
 
 def keyed(value: Any) -> Any:
-    """Return a description without its `unkeyed` parts, at any depth."""
+    """Return a description as it enters a key: without its `unkeyed` parts, and with plugins as digests."""
     if isinstance(value, dict):
-        return {name: keyed(item) for name, item in value.items() if name != UNKEYED}
+        return {
+            name: digest(keyed(item)) if name == PLUGIN else keyed(item)
+            for name, item in value.items()
+            if name != UNKEYED
+        }
     if isinstance(value, list | tuple):
         return [keyed(item) for item in value]
     return value
@@ -58,6 +64,11 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.key}@{self.member}"
+
+    @property
+    def stage(self) -> str:
+        """The id of the stage that makes this member; the members of a prerequisite are stages of their own."""
+        return str(self) if self.kind == "prerequisite" else f"{self.kind}:{self.key}"
 
     @property
     def folder(self) -> str:

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ def versions() -> Mapping[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def timestamp(seconds: float) -> str:
+    """Return a time since 1970 as UTC text, such as 2025-01-31T12:00:00.123Z."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
 
 
 @functools.cache

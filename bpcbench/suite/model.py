@@ -16,7 +16,7 @@ PROTOCOLS = (1,)
 AXES = {
     "datasets": "dataset",
     "methods": "method",
-    "preprocessing": "prerequisite",
+    "preprocessing": "preprocessing",
     "inferences": "inference",
     "networks": "network",
     "evaluators": "evaluator",

@@ -16,9 +16,9 @@ import numpy as np
 from bpcbench.api import Evaluator
 from bpcbench.coresets.files import transform_of
 from bpcbench.figures import image_grid
-from bpcbench.planning.plan import Cell
+from bpcbench.planning.cells import Cell
+from bpcbench.planning.spec import Spec
 from bpcbench.registry.discovery import registry
-from bpcbench.registry.options import as_ref, build
 from bpcbench.store.address import Address
 from bpcbench.store.store import STAGE, Artefact, Store
 
@@ -133,7 +133,7 @@ def read_cell(cell: Cell, store: Store) -> CellRun:
 
 
 def _figures(score: Artefact) -> Mapping[str, bytes]:
-    evaluator: Any = build(registry(), "evaluator", as_ref(score.meta["body"]["evaluator"]))
+    evaluator: Any = Spec.from_json(score.meta["stage"]["evaluator"]).build(registry())
     assert isinstance(evaluator, Evaluator)
     return evaluator.figures(dict(score.arrays))
 
@@ -152,7 +152,9 @@ def _options(artefacts: Mapping[str, Artefact | None]) -> dict[str, str]:
     for kind, parts in (("coreset", ("method",)), ("predict", ("inference", "network"))):
         artefact = artefacts[kind]
         for part in parts if artefact is not None else ():
-            for name, value in artefact.meta["body"][part].items():  # type: ignore[union-attr]
+            assert artefact is not None
+            spec = Spec.from_json(artefact.meta["stage"][part])
+            for name, value in spec.reference().items():
                 result[f"{part}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else str(value)
     return result
 
@@ -166,7 +168,7 @@ def _first(store: Store, kind: str, key: str) -> Artefact | None:
     for path in sorted(folder.glob(f"*/{STAGE}")):
         member = json.loads(path.read_bytes())["member"]
         found = _find(store, Address(kind, key, member))
-        if found is not None and "split" in found.meta:
+        if found is not None and "predict_seconds" in found.meta:
             return found
     return None
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bpcbench.planning.plan import Plan
-from bpcbench.running.queue import Outcome, Stage
+from bpcbench.planning.planner import PlannedStage
+from bpcbench.running.queue import Outcome
 from bpcbench.store.store import Store
 from bpcbench.tracking.cell import Point, curve_points
 from bpcbench.tracking.mlflow import CELL_TAG, PARENT_TAG, PROCESS_TAG, Book, cell_key, quiet_environment, tracking_uri
@@ -80,10 +81,10 @@ class Tracker(threading.Thread):
                 f"  the results are safe in {self.book.store.root}; `bpcbench sync` adds them to MLflow later"
             )
 
-    def started(self, stage: Stage) -> None:
+    def started(self, stage: PlannedStage) -> None:
         """Nothing is known yet."""
 
-    def events(self, stage: Stage, lines: Sequence[dict[str, Any]]) -> None:
+    def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
         """Log points of a curve to the first cell that the stage serves; the others get them when they end."""
         points = curve_points(stage.kind, list(lines))
         cells = self._by_stage.get(stage.id)
@@ -101,7 +102,7 @@ class Tracker(threading.Thread):
             self._runs[key] = self.book.start_cell(self._cells[key])
         return self._runs[key]
 
-    def finished(self, stage: Stage, outcome: Outcome) -> None:
+    def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
         """Log every cell whose last score this was."""
         if self.failed or outcome.status not in ("done", "cached"):
             return

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bpcbench.errors import StoreError
-from bpcbench.planning.plan import Cell, Plan
+from bpcbench.planning.cells import Cell
+from bpcbench.planning.plan import Plan
 from bpcbench.store.address import digest
 from bpcbench.store.locks import Busy
 from bpcbench.store.provenance import git_hash, machine, versions

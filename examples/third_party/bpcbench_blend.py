@@ -15,7 +15,7 @@ class Blend(bpcbench.Method):
 
     name = "blend"
     version = 1
-    gpus = 0.0
+    resources = bpcbench.Resources()
     steps: int = bpcbench.option(20, "number of steps")
     rate: float = bpcbench.option(0.05, "share of the remaining way that one step goes")
 
@@ -31,7 +31,7 @@ class Blend(bpcbench.Method):
         for step in ctx.steps(self.steps, state={"images": images}):
             images += self.rate * (means[labels] - images)
             ctx.log(distance=float(np.abs(means[labels] - images).mean()))
-        return bpcbench.Coreset(images, labels, labels, data.facts.classes)
+        return bpcbench.Coreset(images=images, targets=labels, class_ids=labels, classes=data.facts.classes)
 
 
 @bpcbench.hookimpl

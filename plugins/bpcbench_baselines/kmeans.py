@@ -34,7 +34,7 @@ class KMeans(Baseline):
             centres.append(self._centres(points, ipc, seed))
         images = np.concatenate(centres).reshape(-1, *data.facts.shape).astype(np.float32)
         labels = np.repeat(np.arange(data.facts.classes, dtype=np.int64), ipc)
-        return Coreset(images, labels, labels.copy(), data.facts.classes)
+        return Coreset(images=images, targets=labels, class_ids=labels.copy(), classes=data.facts.classes)
 
     def _centres(self, points: Array, count: int, seed: int) -> Array:
         import sklearn.cluster

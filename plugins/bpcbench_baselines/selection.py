@@ -8,14 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from bpcbench.api import Method
-from bpcbench.records import Array, Coreset, Data, Facts, Given, Native, Ref
+from bpcbench.records import Array, Coreset, Data, Facts, Given, Native, Ref, Resources
 
 
 @dataclass(frozen=True)
 class Baseline(Method):
     """A method that needs no GPU and whose coreset is meant for plain training."""
 
-    gpus: ClassVar[float] = 0.0
+    resources: ClassVar[Resources] = Resources()
 
     def native(self, facts: Facts, ipc: int) -> Native:
         """Return one ConvNet with BatchNorm, trained on the coreset."""
@@ -49,4 +49,4 @@ def real_images(data: Data, rows: Array, given: Given) -> Coreset:
     """Return the coreset that consists of these training images."""
     labels = data.labels[rows].astype(np.int64)
     images = given.transform.apply(data.train.images[rows])
-    return Coreset(images, labels, labels.copy(), data.facts.classes)
+    return Coreset(images=images, targets=labels, class_ids=labels.copy(), classes=data.facts.classes)

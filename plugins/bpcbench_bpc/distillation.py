@@ -91,7 +91,9 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, given: Given, ctx: Co
         if method.labels == "learned":
             targets = torch.softmax(logits.detach(), 1).cpu().numpy()
         pixels = images.detach().to("cpu", torch.float32, copy=True).numpy()
-        return Coreset(pixels, targets, class_ids, count, method.convention())
+        return Coreset(
+            images=pixels, targets=targets, class_ids=class_ids, classes=count, convention=method.convention()
+        )
 
     for _ in ctx.steps(method.updates(), state=state, snapshot=coreset):
         problem = Problem(

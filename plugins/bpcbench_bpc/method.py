@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Context, Method, Network, Prerequisite, option, refers
@@ -123,7 +123,7 @@ class TrajectoryMethod(Method):
         options: dict[str, object] = {}
         if self.official:
             options = sghmc_options(facts.classes * ipc, ipc, self.trajectories.parameters(facts))
-        return Native(Ref("sghmc", options), Ref(self.network.name, asdict(self.network)))
+        return Native(Ref("sghmc", options), self.network)
 
     def skip(self, facts: Facts, ipc: int) -> str | None:
         """Return a reason if there are too few images to start from, or the network does not fit."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Network, Prerequisite, option, refers
-from bpcbench.records import Arrays, Data, Facts, Given, Need, Ref
+from bpcbench.records import Arrays, Data, Facts, Given, Need, Resources
 from bpcbench_torch.strategy import strategy
 
 _BYTES = {"float32": 4, "float16": 2}
@@ -40,7 +40,7 @@ class Trajectories(Prerequisite):
     """
 
     name: ClassVar[str] = "trajectories"
-    gpus: ClassVar[float] = 1.0
+    resources: ClassVar[Resources] = Resources(gpus=1.0)
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
 
     network: Network = refers(
@@ -76,8 +76,7 @@ class Trajectories(Prerequisite):
 
     def need(self, experts: int) -> Need:
         """Return what a method asks for to get this many experts."""
-        options = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Need(Ref(self.name, options), expert_names(experts))
+        return Need(self, expert_names(experts))
 
     def parameters(self, facts: Facts) -> int:
         """Return the number of parameters of an expert."""
@@ -91,9 +90,8 @@ class Trajectories(Prerequisite):
         """Return the size of one expert: parameters times snapshots times bytes per number."""
         return self.parameters(facts) * len(self.snapshots) * _BYTES[self.dtype]
 
-    def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
+    def make(self, data: Data, given: Given, ctx: Context, member: str) -> Arrays:
         """Train one expert."""
         from bpcbench_bpc.expert import record
 
-        assert given is not None
         return record(self, data, given.transform, ctx)

@@ -43,7 +43,13 @@ class CIFAR(ConvertedDataset):
         names = read_pickle(path).get(self.keys[0])
         if not isinstance(names, list) or len(names) != self.classes:
             raise UserError(f"{path} must name {self.classes} classes, and has {names!r}")
-        return Facts(_SHAPE, self.classes, self._counts(root), tuple(map(text, names)), self.notes(root))
+        return Facts(
+            shape=_SHAPE,
+            classes=self.classes,
+            sizes=self._counts(root),
+            class_names=tuple(map(text, names)),
+            official=not self.differs(root),
+        )
 
     def _counts(self, root: Path) -> dict[str, int]:
         paths = {split: self.sources(root, split) for split in self.files}

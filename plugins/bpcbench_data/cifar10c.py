@@ -60,7 +60,7 @@ class CIFAR10C(Dataset):
                     f"data set {self.name} needs the released files, {_LABELS} and one for each type such as snow.npy, "
                     f"looked for in {root / _FOLDER}; or CIFAR-10, to make {', '.join(CORRUPTIONS)} from it: {error}"
                 ) from None
-            made = Facts(_SHAPE, _CLASSES, {})
+            made = Facts(shape=_SHAPE, classes=_CLASSES, sizes={})
         generated = {split: size for split, size in made.sizes.items() if split.rpartition("-")[0] not in files}
         size = len(_labels(root)) // len(SEVERITIES) if files else 0
         sizes = {f"{kind}-{severity}": size for kind in files for severity in SEVERITIES}
@@ -70,8 +70,11 @@ class CIFAR10C(Dataset):
                 f"data set {self.name} needs {', '.join(absent)} of the release, looked for in {root / _FOLDER}; only "
                 f"{', '.join(CORRUPTIONS)} can be generated, from CIFAR-10"
             )
-        notes = _notes(size, generated) if files else made.notes
-        return Facts(_SHAPE, _CLASSES, sizes, made.class_names, notes)
+        notes = _notes(generated) if files else made.notes
+        official = size == _SIZE if files else made.official
+        return Facts(
+            shape=_SHAPE, classes=_CLASSES, sizes=sizes, class_names=made.class_names, official=official, notes=notes
+        )
 
     def fingerprint(self, root: Path, split: str) -> str:
         """Return the SHA-256 of released images and labels, computed once, or what the generated ones are made from."""
@@ -122,10 +125,10 @@ def _released(root: Path) -> dict[str, Path]:
     return found
 
 
-def _notes(size: int, generated: Iterable[str]) -> tuple[str, ...]:
-    """Say what has to be said where there are released files: whether they are smaller, and what is generated still."""
+def _notes(generated: Iterable[str]) -> tuple[str, ...]:
+    """Return which corruptions are generated although some are released files."""
     kinds = ", ".join(dict.fromkeys(split.rpartition("-")[0] for split in generated))
-    return (*(("subset",) if size != _SIZE else ()), *((f"{GENERATED}: {kinds}",) if kinds else ()))
+    return (f"{GENERATED}: {kinds}",) if kinds else ()
 
 
 def _array(path: Path, shape: tuple[int, ...]) -> Array:

@@ -41,8 +41,8 @@ Chunk = tuple[Array, Array]
 class ConvertedDataset(Dataset):
     """A data set that says where its files are and how to read them; the rest is done here.
 
-    Facts must be cheap and must raise MissingData if files are absent; their notes are `self.notes(root)`. `chunks`
-    must raise UserError for content that is not as it should be. Nothing is left behind by a conversion that fails.
+    Facts must be cheap and must raise MissingData if files are absent; they are official if `not self.differs(root)`.
+    `chunks` must raise UserError for malformed content. A conversion that fails leaves nothing behind.
     """
 
     @abc.abstractmethod
@@ -70,10 +70,6 @@ class ConvertedDataset(Dataset):
         wrong = self.learned(root, "checksums", present, lambda: self._wrong(files))
         named = ", ".join(str(path) for path in files if path.name in wrong)
         return f"the MD5 checksum of {named} is not that of the official file" if named else ""
-
-    def notes(self, root: Path) -> tuple[str, ...]:
-        """Return `subset` for what is not the official data set."""
-        return ("subset",) if self.differs(root) else ()
 
     def learned(self, root: Path, what: str, state: Any, find: Callable[[], Any]) -> Any:
         """Return what `find` finds out about the files, as JSON; it is asked once, and again for another `state`."""

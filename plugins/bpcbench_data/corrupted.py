@@ -50,7 +50,14 @@ class Corrupted(ConvertedDataset):
         if known.shape[0] not in _CHANNELS:
             raise UserError(f"data set {self.base.name}: images of {known.shape[0]} channels cannot be corrupted")
         sizes = dict.fromkeys(SPLITS, known.sizes["test"])
-        return Facts(known.shape, known.classes, sizes, known.class_names, (*known.notes, GENERATED))
+        return Facts(
+            shape=known.shape,
+            classes=known.classes,
+            sizes=sizes,
+            class_names=known.class_names,
+            official=known.official,
+            notes=(*known.notes, GENERATED),
+        )
 
     def fingerprint(self, root: Path, split: str) -> str:
         """Return a digest of what the split is made from; nothing is generated."""

@@ -50,7 +50,12 @@ class ImageFolder(PictureDataset):
         parts = _parts(self._tree(root))
         names = tuple(parts[_TRAIN])
         sizes = self.learned(root, "sizes", self.state(root, _TRAIN), lambda: self._sizes(root))
-        return Facts((1 if self.grey else 3, self.size, self.size), len(names), dict(sizes), names)
+        return Facts(
+            shape=(1 if self.grey else 3, self.size, self.size),
+            classes=len(names),
+            sizes=dict(sizes),
+            class_names=names,
+        )
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
         return self.places(root)

@@ -43,7 +43,7 @@ class ImageNet64(ConvertedDataset):
         """Return the facts from the shapes that the files declare; images are counted once."""
         present = [self.state(root, split) for split in _FILES]
         found = self.learned(root, "counts", present, lambda: {s: self._count(root, s) for s in _FILES})
-        return Facts(_SHAPE, _CLASSES, dict(found), (), () if found == _SIZES else ("subset",))
+        return Facts(shape=_SHAPE, classes=_CLASSES, sizes=dict(found), class_names=(), official=found == _SIZES)
 
     def differs(self, root: Path) -> str:
         """Say which split has not the official number of images: checksums are published for archives only."""

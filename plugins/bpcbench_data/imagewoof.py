@@ -58,7 +58,13 @@ class Imagewoof(PictureDataset):
     def facts(self, root: Path) -> Facts:
         """Return the facts; files are counted once, and again when a folder has changed."""
         shape = (3, self.size, self.size)
-        return Facts(shape, len(_BREEDS), self._counts(root), tuple(_BREEDS.values()), self.notes(root))
+        return Facts(
+            shape=shape,
+            classes=len(_BREEDS),
+            sizes=self._counts(root),
+            class_names=tuple(_BREEDS.values()),
+            official=not self.differs(root),
+        )
 
     def differs(self, root: Path) -> str:
         """Say which split has not the official number of pictures: no checksum is published for the files."""

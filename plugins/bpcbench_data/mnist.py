@@ -49,7 +49,13 @@ class IdxDataset(ConvertedDataset):
             if idx.shape(labels) != shape[:1]:
                 raise UserError(f"{images} holds {shape[0]} images, but {labels} an array {idx.shape(labels)}")
             sizes[split] = shape[0]
-        return Facts((1, _SIDE, _SIDE), _CLASSES, sizes, self.class_names, self.notes(root))
+        return Facts(
+            shape=(1, _SIDE, _SIDE),
+            classes=_CLASSES,
+            sizes=sizes,
+            class_names=self.class_names,
+            official=not self.differs(root),
+        )
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
         """Return the file of the images and the file of the labels; MissingData names all files that are absent."""

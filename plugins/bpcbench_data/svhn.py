@@ -41,7 +41,13 @@ class SVHN(ConvertedDataset):
         """Return the facts from the files' headers, which are read once."""
         present = [self.state(root, split) for split in _FILES]
         found = self.learned(root, "counts", present, lambda: {s: _count(self._path(root, s)) for s in _FILES})
-        return Facts(_SHAPE, _CLASSES, dict(found), tuple("0123456789"), self.notes(root))
+        return Facts(
+            shape=_SHAPE,
+            classes=_CLASSES,
+            sizes=dict(found),
+            class_names=tuple("0123456789"),
+            official=not self.differs(root),
+        )
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
         return [self._path(root, split)]

@@ -44,7 +44,13 @@ class TinyImageNet(PictureDataset):
     def facts(self, root: Path) -> Facts:
         """Return the facts from the lists of names; files are counted once, and again when a folder has changed."""
         found = self._counted(root)
-        return Facts((3, _SIDE, _SIDE), len(found["names"]), found["sizes"], tuple(found["names"]), self.notes(root))
+        return Facts(
+            shape=(3, _SIDE, _SIDE),
+            classes=len(found["names"]),
+            sizes=found["sizes"],
+            class_names=tuple(found["names"]),
+            official=not self.differs(root),
+        )
 
     def differs(self, root: Path) -> str:
         """Say which number of classes or pictures is not the official one: no checksum is published for the files."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
-from bpcbench.records import Arrays, Coreset, Offer
+from bpcbench.records import Arrays, Coreset, Given, Offer
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class RegressionInference(Inference):
             return f"{self.name} trains torch networks, and {offer.network.name} is a {offer.network.framework} one"
         return None
 
-    def fit(self, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+    def fit(self, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
         """Return the predictive of a freshly trained network."""
         from bpcbench_distill.predictive import fit
 
         return fit(self, coreset, network, ctx)
 
-    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> Predictive:
+    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
         """Return the predictive with the network that was kept."""
         from bpcbench_distill.predictive import restore
 

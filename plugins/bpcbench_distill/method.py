@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -45,7 +45,7 @@ class FRePo(PoolMethod):
     def native(self, facts: Facts, ipc: int) -> Native:
         """Plain regression of a fresh network on the learned labels, as the authors evaluate."""
         options = {"steps": self.evaluation_steps, "lr": self.evaluation_lr}
-        return Native(Ref("frepo", options), Ref(self.network.name, asdict(self.network)))
+        return Native(Ref("frepo", options), self.network)
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
         """Return the last iterate, with the temperature that fits a network trained on it to held-out data."""

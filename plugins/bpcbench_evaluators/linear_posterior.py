@@ -73,9 +73,8 @@ class LinearMoments(Prerequisite):
 
     name: ClassVar[str] = "linear-moments"
 
-    def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
+    def make(self, data: Data, given: Given, ctx: Context, member: str) -> Arrays:
         """Return `gram`, `cross` and the number of `rows`."""
-        assert given is not None
         parts = _parts(data, given)
         total = next(parts)
         for part in parts:
@@ -87,7 +86,10 @@ def _parts(data: Data, given: Given) -> Iterator[Moments]:
     for start in range(0, len(data.train), _CHUNK):
         rows = slice(start, start + _CHUNK)
         images, labels = given.transform.apply(data.train.images[rows]), data.labels[rows]
-        yield Moments.of(images, centred_targets(Coreset(images, labels, labels, data.facts.classes)))
+        yield Moments.of(
+            images,
+            centred_targets(Coreset(images=images, targets=labels, class_ids=labels, classes=data.facts.classes)),
+        )
 
 
 @dataclass(frozen=True)

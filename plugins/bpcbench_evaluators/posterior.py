@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from bpcbench import metrics
-from bpcbench.api import Evaluator, Plugin, refers
+from bpcbench.api import Evaluator, refers
 from bpcbench.records import Array, Facts, Given, Predictions, Ref, Reference, Scores, SplitRef
 
 
@@ -48,7 +48,7 @@ class Posterior(Evaluator):
 
     def reference(self, facts: Facts) -> Reference:
         """Return all training data under the inference."""
-        return Reference(Ref("whole"), _ref(self.inference), None if self.network is None else _ref(self.network))
+        return Reference(Ref("whole"), self.inference, self.network)
 
     def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
         """Return the metrics of the evaluation split."""
@@ -73,7 +73,3 @@ class Posterior(Evaluator):
     def higher_is_better(self, metric: str) -> bool | None:
         """Return the direction; what is said of the reference has none, being the same for all cells."""
         return {"agreement": True, "total_variation": False}.get(metric)
-
-
-def _ref(plugin: Plugin) -> Ref:
-    return Ref(plugin.name, {field.name: getattr(plugin, field.name) for field in fields(plugin)})

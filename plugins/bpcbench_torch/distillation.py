@@ -49,7 +49,7 @@ def distil(
     count = data.facts.classes
     start, classes = initial_images(method, data, ipc, given, ctx.seed)
     images = torch.tensor(start, device=ctx.device, requires_grad=True)
-    fresh = Coreset(start, classes, classes, count)
+    fresh = Coreset(images=start, targets=classes, class_ids=classes, classes=count)
     targets = torch.tensor(centred_targets(fresh, method.label_scale), device=ctx.device)
     targets.requires_grad_(method.learn_labels)
     learned = [images, targets] if method.learn_labels else [images]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bpcbench import hookimpl
-from bpcbench.api import Inference, Network, Prerequisite
+from bpcbench.api import Inference, Network, Preprocessing
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
 from bpcbench_torch.preprocessing import Standardize
@@ -20,7 +20,7 @@ def bpcbench_networks() -> list[type[Network]]:
 
 
 @hookimpl
-def bpcbench_prerequisites() -> list[type[Prerequisite]]:
+def bpcbench_preprocessings() -> list[type[Preprocessing]]:
     """Return the preprocessings of this distribution."""
     return [Standardize, ZCA]
 

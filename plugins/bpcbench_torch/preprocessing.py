@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from bpcbench.api import Context, Preprocessing, option
-from bpcbench.records import Array, Arrays, Data, Given
+from bpcbench.records import Array, Arrays, Data
 
 _SMALLEST_STD = 1e-6
 _CHUNK = 4096
@@ -32,7 +32,7 @@ class Standardize(Preprocessing):
         "pixels", "std over all pixels, or the mean over images of their own", absent="pixels"
     )
 
-    def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
+    def fit(self, data: Data, ctx: Context) -> Arrays:
         """Return `mean` and `std` per channel, float64, of pixels scaled to [0, 1]."""
         moments = [_moments(histogram) for histogram in _histograms(data.train.images)]
         mean, std = np.asarray(moments, np.float64).reshape(-1, 2).T

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from bpcbench.api import Context, Preprocessing, option
-from bpcbench.records import Array, Arrays, Data, Given
+from bpcbench.records import Array, Arrays, Data
 from bpcbench_torch.preprocessing import Standardize
 
 _CHUNK = 2048
@@ -36,10 +36,10 @@ class ZCA(Preprocessing):
         if not 0.0 < self.regularisation < math.inf:
             raise ValueError(f"regularisation must be positive, got {self.regularisation}")
 
-    def make(self, data: Data, given: Given | None, ctx: Context, member: str) -> Arrays:
+    def fit(self, data: Data, ctx: Context) -> Arrays:
         """Return `mean` and `std` per channel and, if there is whitening, `centre` (d,), `whiten`, `colour` (d, d)."""
         images = data.train.images
-        moments = Standardize().make(data, given, ctx, member)
+        moments = Standardize().fit(data, ctx)
         if images.shape[1] == 1 and not self.grey:
             return moments
         centre, covariance = _covariance(images, moments)

@@ -44,7 +44,7 @@ class VBPC(PoolMethod):
     variance_factor: float = option(1.0, "factor of the variance in the mean-field softmax; 1 as printed, 2 as derived")
     noise: bool = option(True, "keep noise among the augmentations")
     naive: bool = option(False, "compute with the h x h covariance: the paper's ablation, for tests and timing")
-    evaluation_steps: int = option(100, "T': Adam steps of the native inference before the closed form")
+    evaluation_steps: int = option(100, "T': Adam steps of the native inference before the closed form", key=False)
     memory: float = option(16.0, "GB: cells whose posterior needs more are skipped", key=False)
 
     def __post_init__(self) -> None:
@@ -78,10 +78,8 @@ class VBPC(PoolMethod):
 
     def native(self, facts: Facts, ipc: int) -> Native:
         """The variational inference of the paper, with the network of the pool."""
-        from dataclasses import asdict
-
         options = {"steps": self.evaluation_steps, "augmentation": self.augmentation_used()}
-        return Native(Ref("vi", options), Ref(self.network.name, asdict(self.network)))
+        return Native(Ref("vi", options), self.network)
 
     def augmentation_used(self) -> str:
         """Return the strategy, without noise if that is switched off."""
@@ -89,8 +87,9 @@ class VBPC(PoolMethod):
 
     def scalars(self, rows: int) -> dict[str, float]:
         """Return what `vi` reads for every option it leaves at none."""
-        beta_s = float(rows) if self.beta_s is None else self.beta_s
-        return {"rho": self.rho, "gamma": self.gamma, "beta_s": beta_s}
+        # Left out where it is the number of images, which `vi` counts itself: a union of coresets has more.
+        own = {} if self.beta_s is None else {"beta_s": self.beta_s}
+        return {"rho": self.rho, "gamma": self.gamma, **own}
 
     def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> dict[str, Tensor]:
         """Return the loss, its cross-entropy and the KL."""

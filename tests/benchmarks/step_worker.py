@@ -51,9 +51,11 @@ class Case:
         """Return random images, and their standardisation."""
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, (count, *self.shape), dtype=np.uint8)
-        data = Data(Facts(self.shape, 10, {"train": count}), Split(images, rng.permutation(count) % 10))
+        data = Data(
+            Facts(shape=self.shape, classes=10, sizes={"train": count}), Split(images, rng.permutation(count) % 10)
+        )
         plugin = Standardize()
-        return data, Given(Transform(plugin, plugin.make(data, None, None, "final")))  # type: ignore[arg-type]
+        return data, Given(Transform(plugin, plugin.fit(data, None)))  # type: ignore[arg-type]
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {

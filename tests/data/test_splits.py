@@ -28,7 +28,7 @@ class Numbered(bpcbench.Dataset):
     name = "numbered"
 
     def facts(self, root: Path) -> Facts:
-        return Facts((1, 1, 2), 3, {"train": 400, "test": 30})
+        return Facts(shape=(1, 1, 2), classes=3, sizes={"train": 400, "test": 30})
 
     def fingerprint(self, root: Path, split: str) -> str:
         return split
@@ -93,7 +93,7 @@ class OnlyTest(Numbered):
     name = "test-only"
 
     def facts(self, root: Path) -> Facts:
-        return Facts((1, 1, 2), 3, {"test": 30})
+        return Facts(shape=(1, 1, 2), classes=3, sizes={"test": 30})
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class SpyInference(Centroid):
 
     name = "spy-inference"
 
-    def fit(self, coreset: Any, network: Any, ctx: Any) -> Any:
+    def fit(self, coreset: Any, network: Any, given: Any, ctx: Any) -> Any:
         SEEN["coreset"] = [coreset]
-        return super().fit(coreset, network, ctx)
+        return super().fit(coreset, network, given, ctx)
 
 
 @pytest.mark.parametrize(("split", "seen"), [("test", 40), ("validation", 36)])

@@ -43,7 +43,7 @@ class Dots(bpcbench.Dataset):
 
     def facts(self, root: Path) -> bpcbench.Facts:
         self._entropy(root)
-        return bpcbench.Facts((1, 4, 4), 2, {"train": 40, "test": 20}, notes=("toy",))
+        return bpcbench.Facts(shape=(1, 4, 4), classes=2, sizes={"train": 40, "test": 20}, notes=("toy",))
 
     def load(self, root: Path, split: str) -> bpcbench.Split:
         labels = np.arange(self.facts(root).sizes[split]) % 2
@@ -68,7 +68,7 @@ class Scale(bpcbench.Preprocessing):
 
     name = "scale"
 
-    def make(self, data: Any, given: Any, ctx: Any, member: str) -> Mapping[str, Any]:
+    def fit(self, data: Any, ctx: Any) -> Mapping[str, Any]:
         return {"top": np.array([float(data.train.images.max())])}
 
     def apply(self, images: Any, arrays: Mapping[str, Any]) -> Any:
@@ -96,7 +96,7 @@ class Pick(bpcbench.Method):
     """Real images, moved a little."""
 
     name = "pick"
-    gpus = 0.0
+    resources = bpcbench.Resources()
     steps: int = option(2, "number of moves")
     rate: float = option(0.1, "how far")
     chunk: int = option(8, "speed only", key=False)
@@ -115,7 +115,9 @@ class Pick(bpcbench.Method):
     def distil(self, data: Any, ipc: int, given: Any, ctx: Any) -> bpcbench.Coreset:
         rows = bpcbench.per_class(data.labels, ipc, ctx.seed)
         images = given.transform.apply(data.train.images[rows]) + np.float32(self.rate * self.steps)
-        return bpcbench.Coreset(images, data.labels[rows], data.labels[rows], data.facts.classes)
+        return bpcbench.Coreset(
+            images=images, targets=data.labels[rows], class_ids=data.labels[rows], classes=data.facts.classes
+        )
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Guided(Pick):
         mean = np.mean([given["experts"].members[m]["mean"] for m in given["experts"].members], axis=0)
         plain = super().distil(data, ipc, given, ctx)
         images = (plain.images + 0.01 * mean).astype(np.float32)
-        return bpcbench.Coreset(images, plain.targets, plain.class_ids, plain.classes)
+        return bpcbench.Coreset(images=images, targets=plain.targets, class_ids=plain.class_ids, classes=plain.classes)
 
 
 @dataclass(frozen=True)
@@ -182,13 +184,13 @@ class Centroid(bpcbench.Inference):
     """Softmax of the distance to the class means, jittered by the seed."""
 
     name = "centroid"
-    gpus = 0.0
+    resources = bpcbench.Resources()
     heat: float = option(1, "temperature; declared as a float, written as an int")
 
     def accepts(self, offer: Any) -> str | None:
         return f"{offer.method} is too wide" if offer.network.width > 99 else None
 
-    def fit(self, coreset: Any, network: Any, ctx: Any) -> _Near:
+    def fit(self, coreset: Any, network: Any, given: Any, ctx: Any) -> _Near:
         means = np.stack([coreset.images[coreset.class_ids == c].mean(0) for c in range(coreset.classes)])
         return _Near(means + np.random.default_rng(ctx.seed).normal(0, 0.01, means.shape), self.heat)
 
@@ -229,8 +231,13 @@ def bpcbench_datasets() -> list[type]:
 
 
 @bpcbench.hookimpl
+def bpcbench_preprocessings() -> list[type]:
+    return [Scale]
+
+
+@bpcbench.hookimpl
 def bpcbench_prerequisites() -> list[type]:
-    return [Scale, Means]
+    return [Means]
 
 
 @bpcbench.hookimpl

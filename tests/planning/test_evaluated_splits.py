@@ -35,7 +35,7 @@ class Tall(Dots):
     name = "tall"
 
     def facts(self, root: Path) -> bpcbench.Facts:
-        return bpcbench.Facts((3, 8, 8), 5, {"train": 40, "test": 30}, notes=("generated",))
+        return bpcbench.Facts(shape=(3, 8, 8), classes=5, sizes={"train": 40, "test": 30}, notes=("generated",))
 
     def load(self, root: Path, split: str) -> bpcbench.Split:
         rng = np.random.default_rng(3)
@@ -61,8 +61,8 @@ class Sampled(Centroid):
 
     name = "sampled"
 
-    def fit(self, coreset: Any, network: Any, ctx: Any) -> Any:
-        near = super().fit(coreset, network, ctx)
+    def fit(self, coreset: Any, network: Any, given: Any, ctx: Any) -> Any:
+        near = super().fit(coreset, network, given, ctx)
 
         class Two(Predictive):
             def predict(self, images: Any) -> Any:

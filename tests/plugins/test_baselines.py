@@ -31,14 +31,14 @@ def context(seed: int = 0) -> Any:
 
 def digits() -> tuple[Data, Given]:
     data = Data(Digits().facts(Path()), Digits().load(Path(), "train"))
-    arrays = Standardize().make(data, None, context(), "final")
+    arrays = Standardize().fit(data, context())
     return data, Given(Transform(Standardize(), arrays))
 
 
 def tiny(counts: list[int]) -> Data:
     labels = np.repeat(np.arange(len(counts)), counts)
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 1, 2, 2)).astype(np.uint8)
-    return Data(Facts((1, 2, 2), len(counts), {"train": len(labels)}), Split(images, labels))
+    return Data(Facts(shape=(1, 2, 2), classes=len(counts), sizes={"train": len(labels)}), Split(images, labels))
 
 
 @pytest.mark.parametrize("method", BY_CLASS, ids=lambda method: method.name)

@@ -24,7 +24,7 @@ def numbered(count: int) -> Data:
     """Images that say which one they are, in their pixels and in their label."""
     numbers = np.arange(count)
     images = np.stack([numbers % 256, numbers // 256], 1).astype(np.uint8).reshape(count, 1, 1, 2)
-    return Data(Facts((1, 1, 2), count, {"train": count}), Split(images, numbers))
+    return Data(Facts(shape=(1, 1, 2), classes=count, sizes={"train": count}), Split(images, numbers))
 
 
 @pytest.mark.parametrize("resident_bytes", [0, 10**9])

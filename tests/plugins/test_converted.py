@@ -36,7 +36,7 @@ class Plain(ConvertedDataset):
     reads: ClassVar[list[str]] = []
 
     def facts(self, root: Path) -> Facts:
-        return Facts(SHAPE, 2, SIZES)
+        return Facts(shape=SHAPE, classes=2, sizes=SIZES)
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
         return [root / split]

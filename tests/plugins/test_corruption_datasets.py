@@ -39,7 +39,7 @@ class Watched(bpcbench.Dataset):
 
     def facts(self, root: Path) -> Facts:
         sizes = {"train": 6, "test": 30}
-        return Facts((self.channels, 12, 10), 3, sizes, ("a", "b", "c"), ("toy",))
+        return Facts(shape=(self.channels, 12, 10), classes=3, sizes=sizes, class_names=("a", "b", "c"), notes=("toy",))
 
     def fingerprint(self, root: Path, split: str) -> str:
         return f"{split} {self.channels} {self.content}"
@@ -161,9 +161,9 @@ class Probe(bpcbench.Inference):
     """Says of an image what its first pixel is in network space, as the log-odds of two classes."""
 
     name: ClassVar[str] = "probe"
-    gpus: ClassVar[float] = 0.0
+    resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
 
-    def fit(self, coreset: Any, network: Any, ctx: Any) -> bpcbench.Predictive:
+    def fit(self, coreset: Any, network: Any, given: Any, ctx: Any) -> bpcbench.Predictive:
         return Odds()
 
 
@@ -206,7 +206,7 @@ def test_corrupted_images_go_through_the_preprocessing_of_the_coreset(
     dots = toys.Dots()
     train = training_data(dots, tmp_path / "data", holdout=False)
     plugin = toys.Scale() if preprocessing == "scale" else ZCA(grey=True)
-    arrays = plugin.make(train, None, None, "final")
+    arrays = plugin.fit(train, None)
     by_split = {}
     for address in stage.addresses:
         name = address.member.partition("~")[0]

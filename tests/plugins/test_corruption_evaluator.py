@@ -17,7 +17,7 @@ from bpcbench.suite.files import load
 from bpcbench.testing import EvaluatorConformance
 from bpcbench_evaluators.corruption import MEASURES, PAPER, CorruptionShift
 
-FACTS = Facts((1, 4, 4), 3, {"train": 9, "test": 90}, name="tiles", options={"file": "x"})
+FACTS = Facts(shape=(1, 4, 4), classes=3, sizes={"train": 9, "test": 90}, name="tiles", options={"file": "x"})
 NOTHING = Given(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
 
 
@@ -50,13 +50,13 @@ def test_it_asks_for_36_splits_of_the_right_data_set() -> None:
     base = {"plugin": "tiles", "file": "x"}
     assert {ref.dataset for ref in splits[1:]} == {Ref("corrupted", {"base": base, "seed": 4})}
     assert [ref.split for ref in splits[1:6]] == [f"gaussian_blur-{severity}" for severity in range(1, 6)]
-    cifar = CorruptionShift().splits(Facts((3, 32, 32), 10, {}, name="cifar10"))
+    cifar = CorruptionShift().splits(Facts(shape=(3, 32, 32), classes=10, sizes={}, name="cifar10"))
     assert {ref.dataset for ref in cifar[1:]} == {Ref("cifar10c", {"seed": 0, "types": list(PAPER)})}
 
 
 def test_types_of_the_release_are_for_cifar10_only() -> None:
     evaluator = CorruptionShift(types=["fog", "snow"])
-    assert len(evaluator.splits(Facts((3, 32, 32), 10, {}, name="cifar10"))) == 11
+    assert len(evaluator.splits(Facts(shape=(3, 32, 32), classes=10, sizes={}, name="cifar10"))) == 11
     with pytest.raises(UserError, match=r"fog cannot be generated for tiles \(allowed: gaussian_blur, "):
         evaluator.splits(FACTS)
 

@@ -30,7 +30,7 @@ OTHER = SplitRef("test", Ref("other"))
 
 
 def facts(name: str) -> Facts:
-    return Facts((1, 8, 8), 4, {"train": 10, "test": 3}, name=name)
+    return Facts(shape=(1, 8, 8), classes=4, sizes={"train": 10, "test": 3}, name=name)
 
 
 def predicted(n: int, seed: int, sharpness: float, distinct: int = 0, sampled: bool = True) -> Predictions:
@@ -201,7 +201,7 @@ class Noise(bpcbench.Dataset):
     name = "noise"
 
     def facts(self, root: Path) -> Facts:
-        return Facts((3, 16, 16), 30, {"test": 90}, notes=("generated",))
+        return Facts(shape=(3, 16, 16), classes=30, sizes={"test": 90}, notes=("generated",))
 
     def fingerprint(self, root: Path, split: str) -> str:
         return "1"

@@ -74,12 +74,12 @@ class TestRegression(InferenceConformance):
 def digits():
     data = training_data(Digits(), Path(), holdout=True)
     plugin = Standardize()
-    return data, Transform(plugin, plugin.make(data, None, None, "final")), load_split(Digits(), Path(), "validation")
+    return data, Transform(plugin, plugin.fit(data, None)), load_split(Digits(), Path(), "validation")
 
 
 def score(digits, coreset, inference, tmp_path):
     _, transform, held = digits
-    fitted = inference.fit(coreset, ConvBN(width=16), context(tmp_path))
+    fitted = inference.fit(coreset, ConvBN(width=16), toy_given(), context(tmp_path))
     log_probs = fitted.predict(transform.apply(held.images)).log_probs
     return metrics.accuracy(log_probs, held.labels), metrics.nll(log_probs, held.labels)
 
@@ -115,7 +115,7 @@ def test_it_learns_on_digits(digits, method, inference, tmp_path):
 
 def test_the_predictive_keeps_the_variance_and_gives_the_posterior(tmp_path):
     coreset = toy_coreset()
-    fitted = VariationalInference(steps=3).fit(coreset, SMALL, context(tmp_path))
+    fitted = VariationalInference(steps=3).fit(coreset, SMALL, toy_given(), context(tmp_path))
     images = coreset.images[:4]
     predicted = fitted.predict(images)
     mean, covariance = fitted.full()
@@ -131,8 +131,8 @@ def test_the_predictive_keeps_the_variance_and_gives_the_posterior(tmp_path):
 def test_monte_carlo_agrees_with_mean_field_where_the_variance_is_small(tmp_path):
     plain = VariationalInference(steps=3, rho=1000.0)
     sampled = replace(plain, samples=20_000)
-    a = plain.fit(toy_coreset(), SMALL, context(tmp_path / "a")).predict(toy_coreset().images).log_probs
-    b = sampled.fit(toy_coreset(), SMALL, context(tmp_path / "b")).predict(toy_coreset().images).log_probs
+    a = plain.fit(toy_coreset(), SMALL, toy_given(), context(tmp_path / "a")).predict(toy_coreset().images).log_probs
+    b = sampled.fit(toy_coreset(), SMALL, toy_given(), context(tmp_path / "b")).predict(toy_coreset().images).log_probs
     np.testing.assert_allclose(a, b, atol=0.02)
 
 

@@ -23,7 +23,7 @@ from bpcbench_evaluators.linear_posterior import Gaussian, LinearMoments, Linear
 from bpcbench_evaluators.posterior import Posterior, agreement, total_variation
 from bpcbench_torch.samplers import HMCInference, SGHMCInference
 
-FACTS = Facts((1, 8, 8), 3, {"train": 90, "test": 90})
+FACTS = Facts(shape=(1, 8, 8), classes=3, sizes={"train": 90, "test": 90})
 
 
 def predicted(seed: int, labels: Any = None, rows: int = 50) -> Predictions:
@@ -126,7 +126,7 @@ def test_all_data_are_at_no_distance_from_themselves_and_repeats_count_as_weight
     data = toy_data()
     had = moments(data)
     images = Scale().apply(data.train.images, {})
-    everything = Coreset(images, data.labels, data.labels, 3)
+    everything = Coreset(images=images, targets=data.labels, class_ids=data.labels, classes=3)
     for value in kl_of(LinearPosterior(), everything, had).values():
         assert value == pytest.approx(0, abs=1e-6)
     third = toy_coreset(per_class=10)
@@ -140,7 +140,13 @@ def test_all_data_are_at_no_distance_from_themselves_and_repeats_count_as_weight
 def test_real_targets_are_brought_to_the_scale_of_the_labels() -> None:
     had, plain = moments(toy_data()), toy_coreset()
     centred = (np.eye(3)[plain.targets] - 1 / 3) / np.sqrt(3 / 10)
-    scaled = Coreset(plain.images, (8 * centred).astype(np.float32), plain.class_ids, 3, "centred")
+    scaled = Coreset(
+        images=plain.images,
+        targets=(8 * centred).astype(np.float32),
+        class_ids=plain.class_ids,
+        classes=3,
+        convention="centred",
+    )
     one, other = kl_of(LinearPosterior(), plain, had), kl_of(LinearPosterior(label_scale=8.0), scaled, had)
     assert other == pytest.approx(one, rel=1e-5)
     assert kl_of(LinearPosterior(), scaled, had)["linear_rkl"] > one["linear_rkl"]

@@ -22,7 +22,7 @@ IMAGES = npst.arrays(np.uint8, st.tuples(st.integers(1, 6), st.integers(1, 3), s
 def fitted(images: np.ndarray, plugin: Standardize | None = None) -> Arrays:
     facts = Facts(shape=images.shape[1:], classes=1, sizes={"train": len(images)})
     data = Data(facts, Split(images, np.zeros(len(images), np.int64)))
-    return (plugin or Standardize()).make(data, None, None, "final")  # type: ignore[arg-type]  # the context is not used
+    return (plugin or Standardize()).fit(data, None)  # type: ignore[arg-type]  # the context is not used
 
 
 @settings(max_examples=50)

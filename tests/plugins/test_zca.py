@@ -40,7 +40,7 @@ def smooth(count: int, channels: int = 3, side: int = 6, seed: int = 0) -> Array
 def fitted(images: Array, plugin: ZCA | None = None) -> Arrays:
     facts = Facts(shape=images.shape[1:], classes=1, sizes={"train": len(images)})
     data = Data(facts, Split(images, np.zeros(len(images), np.int64)))
-    return (plugin or ZCA()).make(data, None, None, "final")  # type: ignore[arg-type]  # the context is not used
+    return (plugin or ZCA()).fit(data, None)  # type: ignore[arg-type]  # the context is not used
 
 
 def naive(images: Array, regularisation: float = 0.1) -> tuple[Array, Array, Array]:
@@ -139,7 +139,7 @@ import numpy as np
 from bpcbench.testing import toy_data
 from bpcbench_torch.zca import ZCA
 data = toy_data(shape=(3, 4, 4))
-ZCA().apply(data.train.images, ZCA().make(data, None, None, "final"))
+ZCA().apply(data.train.images, ZCA().fit(data, None))
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

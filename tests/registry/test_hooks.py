@@ -47,7 +47,7 @@ BPCBENCH_API = 1
 @dataclass(frozen=True)
 class ByMeans(bpcbench.Method):
     name = "by-means"
-    gpus = 0.0
+    resources = bpcbench.Resources()
 
     def prerequisites(self, facts, ipc):
         return {"means": bpcbench.Need(bpcbench.Ref("class-means"))}

@@ -21,7 +21,7 @@ import bpcbench
 BPCBENCH_API = 1
 
 class _Method(bpcbench.Method):
-    gpus = 0.0
+    resources = bpcbench.Resources()
     def distil(self, data, ipc, given, ctx):
         chosen = bpcbench.per_class(data.labels, ipc, ctx.seed)
         labels = data.labels[chosen]

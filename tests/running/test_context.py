@@ -234,7 +234,12 @@ def test_not_even_the_complaint_can_be_written(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(checkpoint, "save", full)
     monkeypatch.setattr("builtins.print", full)
     ctx = make(tmp_path, keep_snapshot=full)
-    image = Coreset(np.zeros((1, 1, 1, 1), np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64), 2)
+    image = Coreset(
+        images=np.zeros((1, 1, 1, 1), np.float32),
+        targets=np.zeros(1, np.int64),
+        class_ids=np.zeros(1, np.int64),
+        classes=2,
+    )
     assert list(ctx.steps(5, state={"x": np.zeros(3)}, snapshot=lambda: image)) == [0, 1, 2, 3, 4]
 
 

@@ -88,7 +88,7 @@ def test_snapshots_on_the_grid(tmp_path: Path) -> None:
     image = np.zeros((1, 1, 1, 1), np.float32)
 
     def snapshot() -> Coreset:
-        return Coreset(image.copy(), np.zeros(1, np.int64), np.zeros(1, np.int64), 2)
+        return Coreset(images=image.copy(), targets=np.zeros(1, np.int64), class_ids=np.zeros(1, np.int64), classes=2)
 
     for _ in ctx.steps(25, snapshot=snapshot):
         image += 1

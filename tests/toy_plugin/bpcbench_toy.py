@@ -94,7 +94,7 @@ def real(data, given, ipc, seed):
     """Return a coreset of real images."""
     rows = bpcbench.per_class(data.labels, ipc, seed)
     images = given.transform.apply(data.train.images[rows])
-    return bpcbench.Coreset(images, data.labels[rows], data.labels[rows], 2)
+    return bpcbench.Coreset(images=images, targets=data.labels[rows], class_ids=data.labels[rows], classes=2)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class ToyReal(bpcbench.Method):
     """Real images, at once, but for `wait` seconds."""
 
     name: ClassVar[str] = "toy-real"
-    gpus: ClassVar[float] = 0.0
+    resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
     wait: float = 0.0
 
     def distil(self, data, ipc, given, ctx):
@@ -117,7 +117,7 @@ class ToyAdam(bpcbench.Method):
 
     name: ClassVar[str] = "toy-adam"
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo")
-    gpus: ClassVar[float] = 0.0
+    resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
     steps: int = 120
     lr: float = 0.05
 
@@ -158,7 +158,13 @@ class ToyAdam(bpcbench.Method):
 
     def _coreset(self, images, start, best=0.0):
         now = images.detach().numpy().copy()
-        return bpcbench.Coreset(now, start.targets, start.class_ids, 2, recipe=bpcbench.Recipe(scalars={"best": best}))
+        return bpcbench.Coreset(
+            images=now,
+            targets=start.targets,
+            class_ids=start.class_ids,
+            classes=2,
+            recipe=bpcbench.Recipe(scalars={"best": best}),
+        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ class ToyLoop(bpcbench.Method):
     """A checkpointed loop in NumPy alone."""
 
     name: ClassVar[str] = "toy-loop"
-    gpus: ClassVar[float] = 0.0
+    resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
     steps: int = 30
 
     def distil(self, data, ipc, given, ctx):
@@ -182,7 +188,7 @@ class ToyLoop(bpcbench.Method):
             images += rng.normal(0, 0.01, images.shape).astype(np.float32) + np.float32(np.random.normal(0, 0.01))
             ctx.log(level=float(images.mean()))
             pace()
-        return bpcbench.Coreset(images, start.targets, start.class_ids, 2)
+        return bpcbench.Coreset(images=images, targets=start.targets, class_ids=start.class_ids, classes=2)
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,7 @@ class ToyBad(bpcbench.Method):
     """Ends in the way that `how` says, once the file BPCBENCH_TEST_COUNT says it began."""
 
     name: ClassVar[str] = "toy-bad"
-    gpus: ClassVar[float] = 0.0
+    resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
     how: str = "raise"
 
     def distil(self, data, ipc, given, ctx):
@@ -262,15 +268,15 @@ class ToyNearest(bpcbench.Inference):
     """Nearest class mean; its fit is kept unless `keep` is false."""
 
     name: ClassVar[str] = "toy-nearest"
-    gpus: ClassVar[float] = 0.0
+    resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
     keep: bool = True
 
-    def fit(self, coreset, network, ctx):
+    def fit(self, coreset, network, given, ctx):
         count("fit", ctx.seed)
         means = np.stack([coreset.images[coreset.targets == c].mean(0) for c in range(2)])
         return _Nearest(means, self.keep)
 
-    def restore(self, arrays, coreset, network, ctx):
+    def restore(self, arrays, coreset, network, given, ctx):
         count("restore", ctx.seed)
         return _Nearest(arrays["means"], True)
 

@@ -13,6 +13,7 @@ import torch
 
 from bpcbench import testing
 from bpcbench.records import Given, Made
+from bpcbench.testing import toy_given
 from bpcbench_bpc.contrastive import Contrastive
 from bpcbench_bpc.forward_kl import ForwardKL
 from bpcbench_bpc.function_space import FunctionSpace
@@ -95,5 +96,5 @@ def test_it_distils_on_a_gpu(method: TrajectoryMethod, tmp_path) -> None:
         SGHMCInference(chains=2, samples=4, burn=2, thin=1, batched=True),
         HMCInference(chains=2, samples=4, burn=2, leapfrog=2),
     ):
-        fitted = inference.fit(coreset, PLAN.network, testing.context(tmp_path / inference.name, **gpu))
+        fitted = inference.fit(coreset, PLAN.network, toy_given(), testing.context(tmp_path / inference.name, **gpu))
         assert fitted.log_probs(coreset.images).shape == (8, len(coreset), data.facts.classes)

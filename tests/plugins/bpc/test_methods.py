@@ -15,7 +15,7 @@ from bpcbench.data.splits import load_split, training_data
 from bpcbench.records import Facts, Given, Made, Transform
 from bpcbench.registry import options
 from bpcbench.sampling import per_class
-from bpcbench.testing import MethodConformance
+from bpcbench.testing import MethodConformance, toy_given
 from bpcbench_bpc.contrastive import Contrastive
 from bpcbench_bpc.distillation import initial_images
 from bpcbench_bpc.forward_kl import ForwardKL
@@ -158,7 +158,7 @@ def test_all_five_share_their_experts():
 @pytest.mark.parametrize("cls", METHODS)
 def test_default_options_build_and_have_a_native_inference(cls, registry):
     method = options.ready(registry, cls())
-    facts = Facts((3, 32, 32), 10, {"train": 50_000, "test": 10_000})
+    facts = Facts(shape=(3, 32, 32), classes=10, sizes={"train": 50_000, "test": 10_000})
     assert method.skip(facts, 10) is None
     assert method.network.parameters(facts.shape, 10) == 320_010
     native = method.native(facts, 10)
@@ -174,7 +174,7 @@ def test_default_options_build_and_have_a_native_inference(cls, registry):
 )
 def test_the_public_sampler(ipc, step, burn, samples, weight, registry):
     """Its settings by images per class: the step's square times the rows is the sampler's learning rate."""
-    facts = Facts((3, 32, 32), 10, {"train": 50_000, "test": 10_000})
+    facts = Facts(shape=(3, 32, 32), classes=10, sizes={"train": 50_000, "test": 10_000})
     method = options.ready(registry, ForwardKL(preset="official"))
     inference = options.build(registry, "inference", method.native(facts, ipc).inference)
     assert inference.lr == pytest.approx(step**2 * 10 * ipc)
@@ -265,7 +265,7 @@ def digits(tmp_path_factory):
     """Digits with the validation split held out, and three experts."""
     data = training_data(Digits(), Path(), holdout=True)
     preprocessing = Standardize()
-    transform = Transform(preprocessing, preprocessing.make(data, None, None, "final"))
+    transform = Transform(preprocessing, preprocessing.fit(data, None))
     network = ConvIN(width=16, growth=1, order="conv-first", init="torch")
     plan = Trajectories(network=network, epochs=10, lr=0.1, batch=64, augmentation="none")
     place = tmp_path_factory.mktemp("experts")
@@ -281,7 +281,9 @@ def nll(digits, coreset, folder):
     network = ConvIN(width=16, growth=1, order="conv-first", init="torch")
     scores = []
     for seed in range(2):
-        fitted = NetworkInference(steps=150).fit(coreset, network, testing.context(folder / str(seed), seed=seed))
+        fitted = NetworkInference(steps=150).fit(
+            coreset, network, toy_given(), testing.context(folder / str(seed), seed=seed)
+        )
         scores.append(metrics.nll(fitted.predict(given.transform.apply(held.images)).log_probs, held.labels))
     return float(np.mean(scores))
 
