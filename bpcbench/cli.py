@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from bpcbench.errors import BpcbenchError
 from bpcbench.session import DEFAULT_OUT
 
-KINDS = ("datasets", "methods", "preprocessings", "prerequisites", "inferences", "networks", "evaluators", "engines", "plugins", "suites")
+KINDS = (
+    "datasets",
+    "methods",
+    "preprocessings",
+    "prerequisites",
+    "inferences",
+    "networks",
+    "evaluators",
+    "engines",
+    "plugins",
+    "suites",
+)
 FORMATS = ("text", "md", "latex", "csv", "json")
 PLAIN_FORMATS = ("text", "md", "csv")
 

@@ -14,8 +14,12 @@ from bpcbench.store.store import Store
 
 
 def stage_code(registry: Registry, stage: Stage) -> str:
-    """Return a hash of the code behind a stage: every plugin that takes part, with what it imports."""
-    return code_hash(registry, {registry.get(spec.kind, spec.name).cls for spec in stage.specs()})
+    """Return a hash of the code behind a stage: every plugin that takes part, with what it imports.
+
+    Data sets are left out: their content is part of the key.
+    """
+    specs = (spec for spec in stage.specs() if spec.kind != "dataset")
+    return code_hash(registry, {registry.get(spec.kind, spec.name).cls for spec in specs})
 
 
 def demand(

@@ -158,8 +158,11 @@ def _entry_points(unreadable: list[Found]) -> list[tuple[str, str, importlib.met
     found: dict[tuple[str, str], tuple[str, str, importlib.metadata.EntryPoint]] = {}
     for distribution in importlib.metadata.distributions():
         try:
-            name, version = str(distribution.name), str(distribution.version)
+            # To parse the metadata of every distribution takes longer than to load all plugins: most do not name us.
+            if f"[{GROUP}]" not in (distribution.read_text("entry_points.txt") or ""):
+                continue
             entries = [entry for entry in distribution.entry_points if entry.group == GROUP]
+            name, version = str(distribution.name), str(distribution.version)
         except Exception as error:
             # Some distribution's metadata are damaged; it need not even be a plugin.
             unreadable.append(Found("?", str(getattr(distribution, "_path", "unknown")), "", "", _one_line(error)))

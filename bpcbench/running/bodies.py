@@ -141,6 +141,8 @@ class _Attempt:
         self.store = store
         self.started = started
         self.resumed = False
+        # Now, not when it commits: the files may be edited while a long stage runs.
+        self.code = stage_code(self.registry, stage)
 
     @property
     def registry(self) -> Registry:
@@ -180,7 +182,7 @@ class _Attempt:
             "body_version": stage.body_version,
             "stage": stage.to_json(),
             "inputs": [str(address) for address in dict.fromkeys(stage.inputs())],
-            "code": stage_code(self.registry, stage),
+            "code": self.code,
             "environment": {**provenance.versions(), **provenance.machine(), "commit": provenance.git_hash()},
             "threads": self.task.threads,
             "jobs": self.task.jobs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import bpcbench
 from bpcbench import Dataset, hookimpl, hooks
 from bpcbench.errors import UserError
 from bpcbench.records import StageEvent
-from bpcbench.registry.discovery import LOCAL_VARIABLE, Registry, load_registry
+from bpcbench.registry.discovery import LOCAL_VARIABLE, Found, Registry, _entry_points, load_registry
 
 Module = Callable[..., types.ModuleType]
 EVENT = StageEvent("coreset:abc@final", "coreset", "a label", "done", 1.0)
@@ -44,6 +45,50 @@ def test_all_plugins_of_this_distribution_load(registry: Registry) -> None:
     assert "method random" in next(found for found in registry.found if found.name == "baselines").classes
     assert registry.get("dataset", "digits").distribution == "bpcbench"
     assert registry.names("engine") == sorted(registry.names("engine"))
+
+
+class Installed(importlib.metadata.Distribution):
+    """A distribution of two files; `METADATA` may be damaged."""
+
+    def __init__(self, name: str, entry_points: str, *, damaged: bool = False) -> None:
+        self.read: list[str] = []
+        self._path = Path(f"/{name}.dist-info")
+        self._texts = {"METADATA": f"Name: {name}\nVersion: 1.5\n", "entry_points.txt": entry_points}
+        self._damaged = damaged
+
+    def read_text(self, filename: str) -> str | None:
+        self.read.append(filename)
+        if filename == "METADATA" and self._damaged:
+            raise OSError("input/output error")
+        return self._texts.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return self._path.parent / path
+
+
+def test_entry_points_come_in_order_and_other_distributions_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Installed("plain", "[console_scripts]\nbpcbench = x:main\n", damaged=True)
+    installed = [
+        plain,
+        Installed("zoo", "[bpcbench]\nb = zoo.b\na = zoo.a\n"),
+        Installed("damaged", "[bpcbench]\nd = damaged.d\n", damaged=True),
+        Installed("zoo", "[bpcbench]\na = zoo.stale\n"),
+        Installed("alpha", "[other]\nc = alpha.other\n[bpcbench]\nc = alpha.c\n"),
+        Installed("bpcbench", "[bpcbench]\nx = bpcbench.x\n"),
+    ]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
+    unreadable: list[Found] = []
+    entries = [(name, version, entry.value) for name, version, entry in _entry_points(unreadable)]
+    assert entries == [
+        ("bpcbench", "1.5", "bpcbench.x"),
+        ("alpha", "1.5", "alpha.c"),
+        ("zoo", "1.5", "zoo.a"),
+        ("zoo", "1.5", "zoo.b"),
+    ]
+    assert [(found.distribution, found.error) for found in unreadable] == [
+        ("/damaged.dist-info", "OSError: input/output error")
+    ]
+    assert "METADATA" not in plain.read
 
 
 @dataclass(frozen=True)
