@@ -23,6 +23,17 @@ KINDS = (
     "plugins",
     "suites",
 )
+    "datasets",
+    "methods",
+    "preprocessings",
+    "prerequisites",
+    "inferences",
+    "networks",
+    "evaluators",
+    "engines",
+    "plugins",
+    "suites",
+)
 FORMATS = ("text", "md", "latex", "csv", "json")
 PLAIN_FORMATS = ("text", "md", "csv")
 
