@@ -23,7 +23,7 @@ EXPECTED = {
     "bpcbench_inferences": ("inference", "nearest-mean"),
     "bpcbench_networks": ("network", "random-projection"),
     "bpcbench_evaluators": ("evaluator", "confidence"),
-    "bpcbench_engines": ("engine", "one-by-one"),
+    "bpcbench_engines": ("engine", "plain"),
 }
 SUITE = """
 protocol: 1
@@ -135,8 +135,8 @@ def test_the_example_of_an_observer_tells_of_a_failure(
 
 
 def test_the_example_of_an_engine_runs_a_suite(examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(examples))  # scores are made in a worker process, which imports them too
+    monkeypatch.setenv("PYTHONPATH", str(examples))  # workers import them too
     suite, out = "example_of_bpcbench_suites:tiny", tmp_path / "out"
-    result = bpcbench.run(suite, ["engine=one-by-one", "seeds=1"], out=out, track=False, quiet=True)
+    result = bpcbench.run(suite, ["engine=plain", "seeds=1"], out=out, track=False, quiet=True)
     assert (result.exit_code, result.counts) == (0, {"done": 5})  # preprocessing, coreset, predictions, two scores
     assert len(rows(suite, ["seeds=1"], out=out)) == 8
