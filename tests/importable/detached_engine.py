@@ -90,3 +90,10 @@ class Detached(bpcbench.Engine):
 
     def open(self, run: bpcbench.RunInfo) -> bpcbench.Pool:
         return DetachedPool(run.folder(self.name), self.jobs or 1)
+
+
+@dataclass(frozen=True)
+class Leaving(Detached):
+    """The same, but it does not say so."""
+
+    detached: ClassVar[bool] = False
