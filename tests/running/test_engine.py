@@ -13,7 +13,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from detached_engine import Detached
 from toy_runs import HERE, Toy, until
+
+from bpcbench.running.engines import Inline, Local
+from bpcbench.running.run import choose_engine
 
 BAD = ("raise", "exit", "sysexit", "segfault", "kill", "memory", "nan", "sleep", "deaf")
 BAD_METHODS = "{good: {plugin: toy-real}, " + ", ".join(f"{how}: {{plugin: toy-bad, how: {how}}}" for how in BAD) + "}"
@@ -117,6 +121,22 @@ def test_a_second_signal_ends_at_once(toy: Toy) -> None:
     assert toy.all_gone()
 
 
+def test_a_stage_in_this_process_stops_outside_of_a_loop_too(toy: Toy) -> None:
+    toy.write("{bad: {plugin: toy-bad, how: sleep}}")
+    running = toy.start(jobs=0)
+    until(lambda: toy.counted("bad", "sleep"))
+    running.send_signal(signal.SIGINT)
+    assert running.wait(10) == 130, toy.output()
+    assert "Traceback" not in toy.output()
+
+
+def test_jobs_are_set_on_any_engine() -> None:
+    assert choose_engine(None, jobs=3) == Local(jobs=3)
+    assert choose_engine(Detached(jobs=1), jobs=3) == Detached(jobs=3)
+    assert choose_engine(Detached(jobs=1)) == Detached(jobs=1)
+    assert choose_engine(Detached(), inline=True) == Inline()
+
+
 @pytest.mark.parametrize("how", ["sleep", "deaf", "hold"])
 def test_no_orphans(toy: Toy, how: str) -> None:
     """Whatever a worker is busy with: it does not outlive its parent."""
@@ -197,6 +217,7 @@ threads = [threading.Thread(target=lambda: made.extend(Worker(()) for _ in range
 assert sys.modules["__main__"] is main and dict(os.environ) == before and len(made) == 16
 [worker.close() for worker in made]
 """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     begin = time.monotonic()
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(HERE)})
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=environment)
     assert time.monotonic() - begin < 60

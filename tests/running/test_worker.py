@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from plain_stages import planned
@@ -97,6 +98,47 @@ def test_an_idle_worker_that_died_is_not_used_again(tmp_path: Path) -> None:
         assert "cannot be read" in ended.message
     finally:
         pool.close()
+
+
+class FakeWorker:
+    """A worker that is never started; it keeps the task it was sent."""
+
+    sent: ClassVar[list[Task]] = []
+
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        self.process = types.SimpleNamespace(is_alive=lambda: False)
+
+    def send(self, task: Task) -> None:
+        self.task = task
+        self.sent.append(task)
+
+    def ready(self) -> list[Any]:
+        return []
+
+    def events(self) -> Iterator[Ended]:
+        if self.task.attempt == self.sent[0].attempt:
+            yield Ended(self.task.attempt, "done")
+
+    def close(self, *, kill: bool = False) -> None:
+        pass
+
+
+def test_tasks_share_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each sees one GPU; one that finds no room waits until a share is free, others that need none do not."""
+    monkeypatch.setattr("bpcbench.running.local.Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "sent", [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    pool = Local(jobs=9).open(RunInfo(store=tmp_path, run="r"))
+
+    def submit(gpus: float) -> bool:
+        stage = planned("k", gpus=gpus)
+        return pool.submit(make_task(stage, tmp_path, tmp_path, log=tmp_path / "log"))
+
+    assert [submit(gpus) for gpus in (0.5, 0.5, 2.0, 0.5, 0.0)] == [True, True, True, False, True]
+    assert [task.visible for task in FakeWorker.sent] == ["3", "3", "5", None]
+    assert [event.attempt for event in pool.wait(0)] == [FakeWorker.sent[0].attempt]
+    assert submit(0.5)
+    assert FakeWorker.sent[-1].visible == "3"
 
 
 def events(pool: LocalPool) -> list[Ended]:
