@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from bpcbench.api import Pool
-from bpcbench.errors import EngineError
+from bpcbench.errors import BpcbenchError, EngineError
 from bpcbench.planning.planner import PlannedStage
 from bpcbench.records import Ended, Started, Status, Task
 from bpcbench.running.queue import Outcome, Queue, ResourceClass
@@ -28,6 +28,10 @@ BUSY_SECONDS = (0.25, 5.0)
 """First and longest delay before a stage that another process works on is tried again; it doubles in between."""
 FULL_SECONDS = 1.0
 """How long a pool without room for a class of resources is not asked again, unless an attempt ends."""
+
+
+REPORTED: tuple[Status, ...] = ("done", "cached", "busy", "failed", "stopped")
+"""How an attempt may end; only the runner skips stages."""
 
 
 @dataclass
@@ -133,7 +137,7 @@ class Lane:
         try:
             yield
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, BpcbenchError) else f"{type(error).__name__}: {error}"
             raise EngineError(f"engine {self.engine} failed in {call}: {what}; run again to resume") from error
 
     def _adopt(self) -> None:
@@ -214,6 +218,8 @@ class Lane:
             for event in events:
                 if not isinstance(event, Started | Ended):
                     raise TypeError(f"expected Started or Ended, got {event!r}")
+                if isinstance(event, Ended) and event.status not in (None, *REPORTED):
+                    raise ValueError(f"an attempt cannot end with status {event.status!r}")
         if not events and time.monotonic() - now < min(0.01, seconds):
             # An engine that does not wait must not keep a processor busy.
             time.sleep(0.01)
@@ -285,4 +291,5 @@ def _read_outcome(task: Task) -> Ended | None:
         recorded = None
     with contextlib.suppress(OSError):
         task.outcome_file.unlink()
-    return recorded if recorded is not None and recorded.attempt == task.attempt else None
+    known = recorded is not None and recorded.attempt == task.attempt and recorded.status in REPORTED
+    return recorded if known else None

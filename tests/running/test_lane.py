@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from bpcbench.records import Ended, Started, Task
 from bpcbench.running import lane as lanes
 from bpcbench.running.lane import Lane, StopRequest
 from bpcbench.running.queue import Outcome, Queue
-from bpcbench.running.run import make_task
+from bpcbench.running.run import _sweep, make_task
 from bpcbench.store.store import Store
 
 Event = Started | Ended
@@ -304,3 +305,30 @@ def test_an_engine_that_raises_is_named(make: Make, call: str) -> None:
     with pytest.raises(EngineError, match=f"engine scripted failed in {call}: OSError: no such host"):
         scene.run()
     assert scene.pool.closed
+
+
+def test_an_engine_cannot_skip_a_stage(make: Make) -> None:
+    """What depends on it would wait for ever."""
+    scene = make(lambda task: [Ended(task.attempt, "skipped")], planned("a"), planned("b", "a"))
+    with pytest.raises(EngineError, match="scripted failed in wait: ValueError: an attempt cannot end .* 'skipped'"):
+        scene.run()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"attempt": "other", "status": "done", "messages": []}'])
+def test_an_outcome_file_that_says_nothing_is_passed_over(make: Make, text: str) -> None:
+    def odd(task: Task) -> list[Event]:
+        task.outcome_file.parent.mkdir(parents=True, exist_ok=True)
+        task.outcome_file.write_text(text)
+        return [Ended(task.attempt)]
+
+    assert make(odd, retries=0).run() == {"a": ("failed", "the worker left no outcome")}
+
+
+def test_outcomes_that_nobody_reads_are_removed(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    for file in (old, new):
+        file.write_text("{}")
+    os.utime(old, (0, 0))
+    _sweep(tmp_path)
+    _sweep(tmp_path / "nothing")
+    assert list(tmp_path.iterdir()) == [new]
