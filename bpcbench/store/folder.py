@@ -29,12 +29,12 @@ def write(folder: Path, name: str, meta: Mapping[str, Any], arrays: Arrays, file
         contents[ARRAYS] = save({key: _storable(key, value) for key, value in arrays.items()})
     listed = {}
     for file, content in contents.items():
-        _write_durably(folder / file, content)
+        write_durably(folder / file, content)
         listed[file] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     # As it will be read: JSON turns keys into strings, which changes their order and with it the checksum.
     body = json.loads(json.dumps({**meta, "files": listed}))
     body["checksum"] = checksum(body)
-    _write_durably(folder / name, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
+    write_durably(folder / name, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
     sync_folder(folder)
 
 
@@ -143,7 +143,8 @@ def size(folder: Path) -> int:
     return total
 
 
-def _write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file and force it to disk."""
     with path.open("wb") as stream:
         stream.write(content)
         stream.flush()
