@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from bpcbench.api import Inference, Method, Network, Prerequisite
 from bpcbench.planning.datasets import Source
 from bpcbench.planning.planner import Planner
-from bpcbench.records import Offer, snapshot_member
+from bpcbench.records import Offer, PublishedQuery, snapshot_member
 from bpcbench.store.address import Address
 
 _Names = tuple[str, int, str, str, str]
@@ -34,6 +34,8 @@ class Cell:
     skipped: str = ""
     step: int | None = None
     """The step after which the coreset is looked at; none: the last one."""
+    query: PublishedQuery | None = field(default=None, compare=False)
+    """The plugins of the cell, by which published numbers are matched; none for a skipped cell."""
 
     @property
     def label(self) -> str:
@@ -78,6 +80,8 @@ def _seeds(planner: Planner, source: Source | str, names: _Names, snapshots: Sna
     dataset, ipc, method, inference, network = names
     transform = planner.once(planner.transform, source, choice.preprocessing)
     notes = (*source.notes, *choice.method.notes())
+    native = suite.settings[dataset, ipc].inferences[inference] is None
+    query = _query(planner, source, ipc, choice, native=native)
     for d, e in seeds:
         name = f"{dataset} ipc {ipc} {method} seed {d}"
         coreset = planner.once(planner.coreset, source, ipc, choice.method, transform, d, name)
@@ -97,7 +101,25 @@ def _seeds(planner: Planner, source: Source | str, names: _Names, snapshots: Sna
                 )
                 for evaluator in source.splits
             }
-            yield Cell(*names, d, e, seen.addresses[0], predict.key, scores, notes, step=step)
+            yield Cell(*names, d, e, seen.addresses[0], predict.key, scores, notes, step=step, query=query)
+
+
+def _query(planner: Planner, source: Source, ipc: int, choice: _Choice, *, native: bool) -> PublishedQuery:
+    method, inference, network = (
+        {name: value for name, value in planner.lookup.look(plugin).description.items() if name != "plugin"}
+        for plugin in (choice.method, choice.inference, choice.network)
+    )
+    return PublishedQuery(
+        dataset=source.dataset.name,
+        ipc=ipc,
+        method=choice.method.name,
+        inference=choice.inference.name,
+        network=choice.network.name,
+        native=native,
+        method_options=method,
+        inference_options=inference,
+        network_options=network,
+    )
 
 
 def _choose(planner: Planner, source: Source, names: _Names) -> _Choice | str:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from bpcbench.reporting.formats import FORMATS, Format, render
-from bpcbench.reporting.published import Published, lookup, published
-from bpcbench.reporting.rows import Row, to_frame
+from bpcbench.reporting.published import match
+from bpcbench.reporting.rows import Place, Row, to_frame
 from bpcbench.reporting.table import Cell, Column, Group, Line, Table, build
 
 __all__ = [
@@ -17,12 +17,11 @@ __all__ = [
     "Format",
     "Group",
     "Line",
-    "Published",
+    "Place",
     "Row",
     "Table",
     "build",
-    "lookup",
-    "published",
+    "match",
     "render",
     "to_frame",
 ]

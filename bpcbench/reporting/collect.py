@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bpcbench.planning.plan import Plan
+from bpcbench.records import PublishedQuery
 from bpcbench.reporting import Row
+from bpcbench.reporting.rows import Place
 from bpcbench.store.store import Store
 
 
@@ -33,6 +35,16 @@ def collect(plan: Plan, store: Store, step: int | None = None) -> list[Row]:
                         value=float(value),
                         higher_is_better=meta["higher_is_better"].get(metric),
                         notes=cell.notes,
+                        ranked=plan.suite.settings[cell.dataset, cell.ipc].methods[cell.method].plugin.ranked,
                     )
                 )
     return rows
+
+
+def queries(plan: Plan) -> dict[Place, PublishedQuery]:
+    """Return the plugins of every place of the table, by which published numbers are matched."""
+    return {
+        Place(cell.dataset, cell.ipc, cell.method, cell.inference, cell.network): cell.query
+        for cell in plan.cells
+        if cell.query is not None
+    }
