@@ -194,6 +194,8 @@ class Method(Plugin, abc.ABC):
     """False when the result does not depend on the images per class (the whole data set): it is then made once."""
     uses_seed: ClassVar[bool] = True
     """False when the result is deterministic: it is then made once for all distillation seeds."""
+    ranked: ClassVar[bool] = True
+    """False for a reference that is no competitor, such as training on all data: tables show it without ranking it."""
 
     def convention(self) -> Convention:
         """Return how the coreset's targets are to be read."""

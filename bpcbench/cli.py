@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     top = argparse.ArgumentParser(
         prog="bpcbench",
-        description="Benchmark Bayesian pseudo-coresets: run suites, compare methods, print the paper's tables.",
+        description="Benchmark Bayesian pseudo-coresets: run suites, compare methods, print tables as papers do.",
     )
     top.add_argument("--version", action="store_true", help="print the version and leave")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     report = _suite_command(commands, "report", "suite:report", "print the table of what the store has")
     report.add_argument("--format", choices=FORMATS, default="text")
     report.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
-    report.add_argument("--published", action="store_true", help="add the paper's numbers")
+    report.add_argument("--published", action="store_true", help="put published numbers below measured ones")
     report.add_argument("--output", metavar="FILE", help="write to a file")
     instead = report.add_mutually_exclusive_group()
     instead.add_argument("--against", metavar="METHOD", help="paired differences to a method, instead of the table")

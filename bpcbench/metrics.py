@@ -50,7 +50,7 @@ HIGHER_IS_BETTER: Mapping[str, bool] = MappingProxyType(
     dict.fromkeys(("acc", "acc_at_80", "acc_at_90", "auroc", "aupr_in", "aupr_out"), True)
     | dict.fromkeys(("nll", "nll_ts", "member_nll", "brier", "ece", "aurc", "fpr95"), False)
 )
-"""The direction of each ranked metric by the name it has in results; `nll_batch128` is never ranked."""
+"""The direction of each ranked metric by the name it has in results; a metric without one is never ranked."""
 
 _Floats = npt.NDArray[np.float64]
 

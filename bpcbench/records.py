@@ -441,3 +441,98 @@ class Task:
         paths = {name: Path(value[name]) for name in ("store", "data", "log")}
         resources = Resources(**value["resources"])
         return cls(**{**value, **paths, "preload": tuple(value["preload"]), "resources": resources})
+
+
+@dataclass(frozen=True)
+class PublishedQuery:
+    """What a cell of a table is made of: what `PublishedPattern`s are compared with.
+
+    Names are those of plugins, not labels of a suite. Options are complete, defaults included; an option that is a
+    plugin is `{"plugin": NAME, OPTION: value, ...}`. `native` says that the inference is the method's native one.
+    """
+
+    dataset: str
+    ipc: int
+    method: str
+    inference: str
+    network: str
+    native: bool = False
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+    inference_options: Mapping[str, Any] = field(default_factory=dict)
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    metric: str = ""
+
+
+@dataclass(frozen=True)
+class PublishedPattern:
+    """The cells that a published number stands beside: those with these plugins, options and metrics.
+
+    None matches everything; the images per class are the number's own. Options match if the cell has all that are
+    named here, with these values; an option that is a plugin is given as a mapping such as
+    `{"network": {"plugin": "convnet"}}`. Without `metrics` the pattern matches the number's own metric.
+    """
+
+    dataset: str | None = None
+    method: str | None = None
+    inference: str | None = None
+    network: str | None = None
+    native: bool | None = None
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+    inference_options: Mapping[str, Any] = field(default_factory=dict)
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("method_options", "inference_options", "network_options"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ValueError(f"{name} must be a mapping, got {getattr(self, name)!r}")
+        if not isinstance(self.metrics, tuple):
+            raise ValueError(f"metrics must be a tuple of names, got {self.metrics!r}")
+
+
+@dataclass(frozen=True)
+class PublishedNumber:
+    """One printed number, and the cells that it stands beside.
+
+    `table`, `dataset`, `method` and `setting` are the publication's own words; `ipc` None matches every number of
+    images per class. `metric` is a metric of bpcbench, and `mean` and `std` are in its unit (an accuracy is a
+    fraction); `mean` is None where the publication prints a word such as `oom`, `std` where it prints none. `printed`
+    is both as they are printed, and what a table shows; where it is empty, a table formats them like measured numbers.
+    A number without `cells` has no equivalent here and is never shown.
+    """
+
+    table: str
+    dataset: str
+    ipc: int | None
+    method: str
+    metric: str
+    mean: float | None
+    std: float | None = None
+    setting: str = ""
+    printed: tuple[str, str] = ("", "")
+    cells: tuple[PublishedPattern, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mean is None and not self.printed[0]:
+            raise ValueError("a published number without a mean needs the printed word")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The printed numbers of a paper.
+
+    `name` is short, such as `Lee et al., 2025`; `citation` is what a reference list says. `note` is one or more
+    sentences that are printed below every table with numbers of the publication: how its protocol may differ.
+    """
+
+    name: str
+    citation: str
+    numbers: tuple[PublishedNumber, ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a publication needs a name")
+        for number in self.numbers:
+            if not isinstance(number, PublishedNumber):
+                raise ValueError(f"{self.name}: {number!r} is not a PublishedNumber")

@@ -248,14 +248,18 @@ def _check_plain(format: str, option: str) -> None:  # noqa: A002
         raise UserError(f"{option} can be written as {', '.join(PLAIN_FORMATS)}, not as {format}")
 
 
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
 def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
-    from bpcbench.reporting import build, published, render
-    from bpcbench.reporting.collect import collect
+    from bpcbench.reporting import build, render
+    from bpcbench.reporting.collect import collect, queries
 
     store = prepared.store
     rows = collect(prepared.plan, store) if store else []
     for message in store.messages if store else ():
-        print(f"note: {message}", file=sys.stderr)
+        _note(message)
     suite = prepared.plan.suite
     wanted = getattr(arguments, "metrics", None)
     if not rows:
@@ -264,7 +268,8 @@ def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
         rows,
         metrics=tuple(wanted.split(",")) if wanted else suite.metrics,
         title=f"{suite.name} (protocol {suite.protocol}, {suite.split} split)",
-        published=published() if getattr(arguments, "published", False) else (),
+        published=prepared.registry.published(_note) if getattr(arguments, "published", False) else None,
+        queries=queries(prepared.plan),
         tried=suite.tried,
     )
     terminal = sys.stdout.isatty()

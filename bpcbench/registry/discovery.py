@@ -20,7 +20,7 @@ import pluggy
 from bpcbench import hooks
 from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Plugin, Preprocessing, Prerequisite
 from bpcbench.errors import PluginError, UserError, unknown
-from bpcbench.records import StageEvent
+from bpcbench.records import Publication, StageEvent
 
 GROUP = "bpcbench"
 KINDS: Mapping[str, type[Plugin]] = {
@@ -93,6 +93,22 @@ class Registry:
                 impl.function(*(event for _ in impl.argnames))
             except (Exception, SystemExit) as error:
                 report(f"observer {impl.plugin_name} failed: {type(error).__name__}: {error}")
+
+    def published(self, report: Callable[[str], None]) -> list[Publication]:
+        """Return the publications of all plugins; those of a plugin that fails are reported and left out."""
+        publications: list[Publication] = []
+        for impl in self.manager.hook.bpcbench_published.get_hookimpls():
+            try:
+                returned: Any = impl.function()
+                returned = list(returned)
+                for publication in returned:
+                    if not isinstance(publication, Publication):
+                        raise PluginError(f"bpcbench_published returned {publication!r}, which is not a Publication")
+            except (Exception, SystemExit) as error:
+                report(f"no published numbers of plugin {impl.plugin_name}: {_one_line(error)}")
+            else:
+                publications += returned
+        return publications
 
     def add(self, name: str, distribution: str, version: str, module: str, load: Callable[[], Any]) -> None:
         """Load one plugin; whatever goes wrong is noted and everything it registered is taken back."""

@@ -75,11 +75,9 @@ def _text(table: Table, color: bool, width: int | None) -> str:
             panels.append(left)
         panels[-1] = [f"{before}   {after}" for before, after in zip(panels[-1], right, strict=True)]
     out = [_flat(table.title)] if table.title else []
-    end = 2 + sum(not line.published for line in table.lines)
     for panel in panels:
         rule = "─" * len(panel[0])
-        below = [rule, *panel[end:]] if panel[end:] else []
-        out += [*([""] if out else []), *panel[:2], rule, *panel[2:end], *below, rule]
+        out += [*([""] if out else []), *panel[:2], rule, *panel[2:], rule]
     legend = _legend(table, *(("bold", "underlined") if color else ("*", "_")), "~")
     wide = max(80, min(max(len(panel[0]) for panel in panels), 120))
     notes = [textwrap.fill(_flat(note), wide, subsequent_indent="  ") for note in (*legend, *table.footnotes)]
@@ -153,8 +151,6 @@ def _latex(table: Table) -> str:
     heads = [*table.labels, *(_tex(column.label) for group in table.groups for column in group.columns)]
     body = []
     for line in table.lines:
-        if line.published and r"\midrule" not in body:
-            body.append(r"\midrule")
         style = (r"\textbf{", "}"), (r"\underline{", "}"), r"$^{\sim}$"
         cells = (_styled(_tex(cell.mean), _tex(_rest(cell)), cell, *style) for cell in line.cells)
         body.append(_tex_row([*(_tex(line.label(name)) for name in table.labels), *cells]))
@@ -199,7 +195,7 @@ def _records(table: Table) -> Iterator[dict[str, Any]]:
             values = (
                 *(group.dataset, group.ipc, line.method, line.inference, line.network),
                 *("" if line.published else column.evaluator, column.metric, column.higher_is_better),
-                "published" if line.published else "measured",
+                line.published or "measured",
                 *_numbers(cell.summary),
                 *(cell.best, cell.second, cell.tied, cell.mean + _rest(cell), "; ".join(cell.notes)),
             )

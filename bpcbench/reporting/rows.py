@@ -6,12 +6,22 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _DECIMALS = ((0.0005, ".1e"), (0.1, ".3f"), (100, ".2f"), (1000, ".1f"), (1e5, ".0f"))
+
+
+class Place(NamedTuple):
+    """The labels of a group of rows: where their mean stands in a table, but for the metric."""
+
+    dataset: str
+    ipc: int
+    method: str
+    inference: str
+    network: str
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,7 @@ class Row:
     `coreset` is the coreset's address. Rows with equal `coreset` evaluate the same coreset even where `distil_seed`
     differs: a deterministic method has one coreset for all its seeds, and counts once. `value` is in the metric's own
     unit (an accuracy is a fraction). `notes` are the words of the data set and of the method that every table must
-    carry, such as `subset`, `generated` or `reconstruction`.
+    carry, such as `subset`, `generated` or `reconstruction`. `ranked` is False for a method that is no competitor.
     """
 
     dataset: str
@@ -37,6 +47,7 @@ class Row:
     value: float
     higher_is_better: bool | None
     notes: tuple[str, ...] = ()
+    ranked: bool = True
 
 
 def number(metric: str, value: float, like: float | None = None) -> str:

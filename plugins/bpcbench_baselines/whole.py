@@ -23,6 +23,7 @@ class Whole(Baseline):
     name: ClassVar[str] = "whole"
     uses_ipc: ClassVar[bool] = False
     uses_seed: ClassVar[bool] = False
+    ranked: ClassVar[bool] = False
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
         """Return all training images in their order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bpcbench import Inference, Method, hookimpl
+from bpcbench.records import Publication
 from bpcbench_vbpc.inference import VariationalInference
 from bpcbench_vbpc.method import VBPC
 
@@ -19,3 +20,11 @@ def bpcbench_methods() -> list[type[Method]]:
 def bpcbench_inferences() -> list[type[Inference]]:
     """Register its inference."""
     return [VariationalInference]
+
+
+@hookimpl
+def bpcbench_published() -> list[Publication]:
+    """Register the paper's printed numbers."""
+    from bpcbench_vbpc.published import publication
+
+    return [publication()]

@@ -11,11 +11,12 @@ from PIL import Image
 
 from bpcbench import metrics
 from bpcbench.errors import Mistakes, UserError
-from bpcbench.records import Facts, Given, Predictions, Ref, Scores, SplitRef, Transform
-from bpcbench.reporting import Row, build, published, render
+from bpcbench.records import Facts, Given, Predictions, PublishedQuery, Ref, Scores, SplitRef, Transform
+from bpcbench.reporting import Place, Row, build, render
 from bpcbench.suite.files import load
 from bpcbench.testing import EvaluatorConformance
 from bpcbench_evaluators.corruption import MEASURES, PAPER, CorruptionShift
+from bpcbench_vbpc.published import publication
 
 FACTS = Facts(shape=(1, 4, 4), classes=3, sizes={"train": 9, "test": 90}, name="tiles", options={"file": "x"})
 NOTHING = Given(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
@@ -153,7 +154,16 @@ def test_the_papers_table_stands_below_ours_in_the_same_columns() -> None:
         for seed in range(2)
         for column in columns
     ]
-    table = build(rows, columns, published=published())
+    options = {
+        "network": {"plugin": "conv-bn"},
+        "init": "real",
+        "optimiser": "adam",
+        "learn_labels": True,
+        "noise": True,
+    }
+    places = {row.method: Place("cifar10", 10, row.method, "vi", "conv-bn") for row in rows}
+    queries = {place: PublishedQuery(*place, method_options=options) for place in places.values()}
+    table = build(rows, columns, published=[publication()], queries=queries)
     (below,) = [line for line in table.lines if line.published]
     assert below.method == "vbpc"
     assert [cell.mean for cell in below.cells[:4]] == ["69.8", "0.89", "59.3", "1.20"]
@@ -178,7 +188,7 @@ def test_the_papers_table_stands_below_ours_in_the_same_columns() -> None:
 
 def test_the_suites_show_the_papers_columns_at_the_papers_settings(registry) -> None:
     suite, main, small = (load(registry, name) for name in ("cifar10c", "paper/main", "cpu/cifar10c"))
-    printed = [record for record in published() if record.table == "cifar10c" and record.method == "vbpc"]
+    printed = [record for record in publication().numbers if record.table == "cifar10c" and record.method == "vbpc"]
     columns = [f"{record.setting.removeprefix('corruption=')}/{record.metric}" for record in printed]
     assert list(suite.metrics) == columns
     assert small.metrics == suite.metrics

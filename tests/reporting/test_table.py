@@ -25,11 +25,12 @@ def rows(
     network: str = "conv",
     evaluator: str = "predictive",
     notes: tuple[str, ...] = (),
+    ranked: bool = True,
 ) -> list[Row]:
     """One coreset per value, each evaluated once."""
     where = (dataset, ipc, method, inference, network)
     return [
-        Row(*where, f"{method}-{dataset}-{ipc}-{seed}", seed, 0, evaluator, metric, value, higher, notes)
+        Row(*where, f"{method}-{dataset}-{ipc}-{seed}", seed, 0, evaluator, metric, value, higher, notes, ranked)
         for seed, value in enumerate(values)
     ]
 
@@ -119,14 +120,15 @@ def test_equal_means_share_the_first_place() -> None:
 
 
 def test_a_ceiling_is_shown_but_not_ranked() -> None:
-    found = rows("whole", [0.99]) + rows("a", [0.5]) + rows("b", [0.4])
+    others = rows("a", [0.5]) + rows("b", [0.4])
+    found = rows("ceiling", [0.99], ranked=False) + others
     assert marks(build(found)) == ["", "*", "_"]
-    assert "Shown for reference, not ranked: whole." in build(found).footnotes
-    assert marks(build(found, unranked=())) == ["*", "_", ""]
+    assert "Shown for reference, not ranked: ceiling." in build(found).footnotes
+    assert marks(build(rows("ceiling", [0.99]) + others)) == ["*", "_", ""]
 
 
 def test_who_competes_alone_is_not_called_best() -> None:
-    assert marks(build(rows("whole", [0.99]) + rows("a", [0.5]))) == ["", ""]
+    assert marks(build(rows("ceiling", [0.99], ranked=False) + rows("a", [0.5]))) == ["", ""]
 
 
 def test_what_is_not_finite_is_shown_and_never_ranked() -> None:
