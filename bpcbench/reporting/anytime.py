@@ -7,17 +7,17 @@ learning-rate schedule is that of the whole run, so a point of a curve is not wh
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from bpcbench.planning.cells import Snapshots
-from bpcbench.planning.plan import Plan
 from bpcbench.reporting import Row
-from bpcbench.reporting.collect import collect
+from bpcbench.records import FINAL
+from bpcbench.reporting.collect import collect, place_of
 from bpcbench.reporting.pairs import Pair, pairs
 from bpcbench.reporting.rows import number, percent
 from bpcbench.stats import Summary, summarise
 from bpcbench.store.address import Address
+from bpcbench.store.manifest import Manifest
 from bpcbench.store.store import Store
 
 FINAL_LABEL = "end"
@@ -67,28 +67,28 @@ def headings(metrics: Sequence[str]) -> tuple[str, ...]:
     return (*HEADINGS, *(f"{metric} %" if percent(metric) else metric for metric in metrics))
 
 
-def kept(store: Store, wanted: Collection[int] | None = None) -> Snapshots:
+def kept_snapshots(store: Store, wanted: Collection[int] | None = None) -> Callable[[str], Sequence[int]]:
     """Return a function from a coreset's key to the steps at which it was kept, all or those wanted, in order."""
 
     def steps(key: str) -> Sequence[int]:
-        folder = store.path(Address("coreset", key, "final")).parent
+        folder = store.path(Address("coreset", key, FINAL)).parent
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        found = sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
-        return [step for step in found if wanted is None or step in wanted]
+        kept = sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
+        return [step for step in kept if wanted is None or step in wanted]
 
     return steps
 
 
-def points(plan: Plan, store: Store, metrics: Sequence[str]) -> list[Point]:
+def points(manifest: Manifest, store: Store, metrics: Sequence[str]) -> list[Point]:
     """Return the points of all curves that the store holds, each curve from its start to its end."""
     found = []
-    for step in sorted({cell.step for cell in plan.cells}, key=lambda step: (step is None, step)):
+    for step in sorted({cell.step for cell in manifest.cells}, key=lambda step: (step is None, step)):
         groups: dict[tuple[str, int, str, str, str], list[Row]] = {}
-        for row in collect(plan, store, step):
+        for row in collect(manifest, store, step):
             groups.setdefault((row.dataset, row.ipc, row.method, row.inference, row.network), []).append(row)
         for curve, rows in groups.items():
             coresets = dict.fromkeys(row.coreset for row in rows)
-            costs = [store.meta(Address.parse(coreset)) for coreset in coresets]
+            costs = [store.meta(Address.parse(part)) for coreset in coresets for part in coreset.split("+")]
             found.append(
                 Point(
                     *curve,
@@ -98,18 +98,16 @@ def points(plan: Plan, store: Store, metrics: Sequence[str]) -> list[Point]:
                     {metric: _summary(rows, metric) for metric in metrics if any(r.metric == metric for r in rows)},
                 )
             )
-    order = list(
-        dict.fromkeys((cell.dataset, cell.ipc, cell.method, cell.inference, cell.network) for cell in plan.cells)
-    )
+    order = [tuple(place_of(group)) for group in manifest.groups]
     several = {point.curve for point in found if point.step is not None}
     # Sorting is stable: the points of a curve stay in the order of their steps.
     return sorted((point for point in found if point.curve in several), key=lambda point: order.index(point.curve))
 
 
-def progress(plan: Plan, store: Store, metrics: Sequence[str]) -> list[Pair]:
+def progress(manifest: Manifest, store: Store, metrics: Sequence[str]) -> list[Pair]:
     """Return how far every method came: the paired difference between the ends of its runs and their starts."""
     found = []
-    starts, ends = collect(plan, store, 0), collect(plan, store)
+    starts, ends = collect(manifest, store, 0), collect(manifest, store)
     for method in dict.fromkeys(row.method for row in starts):
         mine = [row for row in ends if row.method == method]
         control = [replace(row, method=START) for row in starts if row.method == method]

@@ -49,7 +49,7 @@ def _rows(manifest: Manifest, store: Store, step: int | None) -> Iterator[Row]:
                 )
 
 
-def published(manifest: Manifest) -> dict[Place, tuple[PublishedRecord, ...]]:
+def published_numbers(manifest: Manifest) -> dict[Place, tuple[PublishedRecord, ...]]:
     """Return the published numbers by the place they stand beside."""
     return {place_of(group): group.published for group in manifest.groups}
 
