@@ -168,6 +168,9 @@ class Prerequisite(Plugin, abc.ABC):
 class Preprocessing(Prerequisite):
     """A prerequisite that maps raw images to the space networks see: fitted on training data only, invertible."""
 
+    default: ClassVar[bool] = False
+    """What a suite gets that names none. A subclass does not inherit it."""
+
     @abc.abstractmethod
     def apply(self, images: Array, arrays: Arrays) -> Array:
         """Map uint8 NCHW images to float32 network space."""
@@ -271,6 +274,8 @@ class Inference(Plugin, abc.ABC):
 class Evaluator(Plugin, abc.ABC):
     """Scores stored predictions. Metrics come from `bpcbench.metrics`, so that a number means one thing."""
 
+    default: ClassVar[bool] = False
+    """What a suite gets that names none. A subclass does not inherit it."""
     uses_coreset: ClassVar[bool] = False
     """True when `score` looks at `given.coreset`, the coreset from which the predictions were made."""
 
