@@ -60,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
     anytime.add_argument("--quiet", action="store_true", help="print failures and the curves only")
 
     tune = _suite_command(commands, "tune", "suite:tune", "try the settings a suite declares, on the validation split")
-    tune.add_argument("--output", metavar="FILE", help="write the preset to a file (default: print it)")
+    tune.add_argument(
+        "--output", metavar="FILE", help="preset to write, with its trials in records/ beside it (default: print)"
+    )
     tune.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
     tune.add_argument("--quiet", action="store_true", help="print failures and the preset only")
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bpcbench.records import Coreset
     from bpcbench.registry.discovery import Registry
     from bpcbench.reporting import Row
+    from bpcbench.reporting.tuned import Tuned
     from bpcbench.running.run import Result
     from bpcbench.store.store import Store
     from bpcbench.suite.model import Suite
@@ -80,15 +81,15 @@ def tune(
     inline: bool = False,
     track: bool = False,
     quiet: bool = False,
-    command: str = "bpcbench tune",
-) -> tuple[str, Result]:
-    """Run the trials that a suite declares, on the validation split, and return the preset (YAML) with the result.
+) -> tuple[Tuned, Result]:
+    """Run the trials that a suite declares, on the validation split, and return their outcomes and how the run ended.
 
-    Trials are stages like any others: they are kept, shared, and not run again.
+    Trials are stages like any others: they are cached and shared. `Tuned.preset` writes the suite to extend.
     """
     from bpcbench.errors import UserError, unknown
     from bpcbench.registry.discovery import registry
     from bpcbench.reporting.collect import collect
+    from bpcbench.reporting.tuned import choose
     from bpcbench.suite import space as tuning
     from bpcbench.suite.files import read
     from bpcbench.suite.validation import metric_names, validate
@@ -96,7 +97,7 @@ def tune(
     found = registry()
     doc, path = read(found, suite, [*overrides, *([f"device={device}"] if device else [])])
     space = tuning.declared(doc)
-    validate(found, doc)  # a mistake of the suite's own is said once, not once per trial
+    validate(found, doc)  # report a mistake of the suite once, not once per trial
     trials = validate(found, tuning.trial_document(doc, space, str(doc.values.get("name") or path.stem)))
     known = metric_names(trials.evaluators.values())
     if known and space.objective not in known:
@@ -105,7 +106,7 @@ def tune(
     result = execute(session, jobs=jobs, inline=inline, track=track, quiet=quiet)
     store = session.store
     assert store is not None
-    return tuning.preset(tuning.choose(collect(session.plan, store), space), space, command), result
+    return choose(collect(session.plan, store), space.trials, space.objective), result
 
 
 def remembered(out: str | Path = DEFAULT_OUT, data: str | None = None, name: str | None = None) -> list[Session]:

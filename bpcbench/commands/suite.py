@@ -189,9 +189,13 @@ def _check_output(output: str | None) -> None:
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Run the trials of a suite and write the preset."""
+    """Run the trials of a suite and write the preset, and the trials beside it."""
     _check_output(arguments.output)
-    text, result = session.tune(
+    output = Path(arguments.output) if arguments.output else None
+    record = output.parent / "records" / f"{output.stem}.csv" if output else None
+    if record and ((record.parent.exists() and not record.parent.is_dir()) or record.is_dir()):
+        raise UserError(f"--output {output}: the trials cannot be written to {record}")
+    tuned, result = session.tune(
         arguments.suite,
         arguments.overrides,
         out=arguments.out,
@@ -200,17 +204,21 @@ def tune(arguments: argparse.Namespace) -> int:
         unverified=arguments.unverified,
         jobs=arguments.jobs,
         quiet=arguments.quiet,
-        command=shlex.join(
-            ["bpcbench", "tune", arguments.suite, *arguments.overrides, *["--unverified"] * arguments.unverified]
-        ),
     )
     if result.exit_code:
         print(failures(arguments, result), file=sys.stderr)
         return result.exit_code
-    if arguments.output:
-        Path(arguments.output).write_text(text)
-        print(f"preset written to {arguments.output}", file=sys.stderr)
+    flags = ["--unverified"] * arguments.unverified
+    command = shlex.join(["bpcbench", "tune", arguments.suite, *arguments.overrides, *flags])
+    text = tuned.preset(command, f"records/{record.name}" if record else "")
+    if output and record:
+        record.parent.mkdir(exist_ok=True)
+        record.write_text(tuned.csv())
+        output.write_text(text)
+        print(f"preset: {output}\ntrials: {record}", file=sys.stderr)
     else:
+        if not arguments.quiet:
+            print(tuned.table(), file=sys.stderr)
         print(text, end="")
     return result.exit_code
 
