@@ -59,7 +59,7 @@ class Suite:
     tried: Mapping[str, int] = field(default_factory=dict)
     """How many settings were tried on the validation split, by method."""
     source: Mapping[str, Any] = field(default_factory=dict)
-    """The merged document, with the protocol it was read under."""
+    """The merged document, with the protocol and the plugins that are defaults."""
 
     def excluded(self, **cell: Any) -> bool:
         """Return whether a pattern of `exclude` matches the cell."""

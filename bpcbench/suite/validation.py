@@ -19,7 +19,7 @@ from bpcbench.suite.keys import AXES, KEYS, PROTOCOLS
 from bpcbench.suite.model import NATIVE, MethodChoice, Setting, Suite
 
 _DEFAULT_BASES: Mapping[str, type[Plugin]] = {"preprocessing": Preprocessing, "evaluators": Evaluator}
-"""The keys that a suite may leave to the plugin that is the default, and the class such a plugin has."""
+"""The axes that have a default plugin, and the class of such a plugin."""
 
 
 def metric_names(evaluators: Iterable[Evaluator]) -> set[str]:
@@ -38,6 +38,7 @@ class _Validator:
         self.registry = registry
         self.doc = doc
         self.mistakes: dict[tuple[KeyPath, str], Mistake] = {}
+        self.defaults: dict[str, dict[str, dict[str, Any]]] = {}
         self.build = functools.cache(self._build)
 
     def mistake(self, path: KeyPath, message: str) -> None:
@@ -78,13 +79,13 @@ class _Validator:
             evaluators=cast(Any, evaluators),
             exclude=exclude,
             engine=engine,
-            # Kept with results: a later version of bpcbench may have another current protocol.
-            source={**values, "protocol": fields["protocol"]},
+            # Kept with results: another version or another set of plugins may have other defaults.
+            source={**values, **self.defaults, "protocol": fields["protocol"]},
             **fields,
         )
 
     def _plain_keys(self) -> dict[str, Any]:
-        """Return what the readers of the table give, by field of `Suite`; keys that are not written have no field."""
+        """Return the values that the readers of the table return, by field of `Suite`; absent keys have no field."""
         result: dict[str, Any] = {}
         for name, key in KEYS.items():
             value = self.doc.values.get(name)
@@ -105,7 +106,7 @@ class _Validator:
     def _axis(self, axis: str) -> dict[str, dict[str, Any]]:
         raw = self.doc.values.get(axis)
         if raw is None:
-            return self._unwritten(axis)
+            return self._absent(axis)
         if axis == "preprocessing" and isinstance(raw, str):
             raw = {"default": {"plugin": raw}}
         if isinstance(raw, str):
@@ -129,8 +130,8 @@ class _Validator:
                 result[label] = dict(options or {})
         return result
 
-    def _unwritten(self, axis: str) -> dict[str, dict[str, Any]]:
-        """Return the labels of a key that is not written, or written without a value."""
+    def _absent(self, axis: str) -> dict[str, dict[str, Any]]:
+        """Return the labels of an axis whose key is absent or has no value."""
         if KEYS[axis].required:
             return {}  # reported with the other keys that every suite needs
         if axis in self.doc.values:
@@ -138,11 +139,14 @@ class _Validator:
             return {}
         if axis in _DEFAULT_BASES:
             name = self._default(axis, _DEFAULT_BASES[axis])
-            return {} if name is None else {"default" if axis == "preprocessing" else name: {"plugin": name}}
+            if name is None:
+                return {}
+            self.defaults[axis] = {"default" if axis == "preprocessing" else name: {"plugin": name}}
+            return self.defaults[axis]
         return {NATIVE: {}}
 
     def _default(self, axis: str, base: type[Plugin]) -> str | None:
-        """Return the plugin that declares itself the default of an axis; none or several are a mistake."""
+        """Return the name of the plugin that is the default of an axis; report a mistake if none or several are."""
         what, registered = base.__name__.lower(), self.registry.classes
         names = [n for n in self.registry.names(AXES[axis]) if issubclass(registered[AXES[axis], n].cls, base)]
         # Not inherited: a subclass of a default plugin is another plugin.

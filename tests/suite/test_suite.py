@@ -281,6 +281,7 @@ def test_a_suite_survives_being_kept_as_json(registry: Registry, write_suite: Wr
     doc.values = json.loads(json.dumps(suite.source))
     assert validate(registry, doc, path) == suite
     assert suite.description == "2024-01-01"
+    assert suite.source["preprocessing"] == {"default": {"plugin": "standardize"}}
 
 
 def test_an_override_may_leave_out_what_cases_and_exclude_speak_of(registry: Registry) -> None:

@@ -230,7 +230,7 @@ def test_a_cycle_of_extends_is_named(registry: Registry, write_suite: Callable[.
     first = write_suite("extends: b.yaml\n", "a.yaml")
     write_suite("extends: c.yaml\n", "b.yaml")
     write_suite("extends: a.yaml\n", "c.yaml")
-    with pytest.raises(BpcbenchError, match=r"a\.yaml: extends itself, by way of .*a\.yaml -> .*b\.yaml -> .*c\.yaml"):
+    with pytest.raises(BpcbenchError, match=r"a\.yaml: extends itself, via .*a\.yaml -> .*b\.yaml -> .*c\.yaml"):
         load(registry, first)
     with pytest.raises(BpcbenchError, match=r"self\.yaml: extends itself"):
         load(registry, write_suite("extends: self.yaml\n", "self.yaml"))
