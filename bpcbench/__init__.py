@@ -51,7 +51,7 @@ from bpcbench.records import (
     Transform,
 )
 from bpcbench.sampling import per_class, stratified_holdout
-from bpcbench.session import load_coreset, results, run
+from bpcbench.session import Session, load_coreset, results, run
 
 __version__ = "0.1.0"
 
@@ -91,6 +91,7 @@ __all__ = [
     "Reference",
     "Resources",
     "Scores",
+    "Session",
     "Split",
     "SplitRef",
     "StageEvent",

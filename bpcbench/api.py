@@ -177,6 +177,9 @@ class Preprocessing(Plugin, abc.ABC):
     def fit(self, data: Data, ctx: Context) -> Arrays:
         """Return the fitted arrays: a function of the options and the training data alone."""
 
+    default: ClassVar[bool] = False
+    """What a suite gets that names none. A subclass does not inherit it."""
+
     @abc.abstractmethod
     def apply(self, images: Array, arrays: Arrays) -> Array:
         """Map uint8 NCHW images to float32 network space."""
@@ -286,6 +289,8 @@ class Inference(Plugin, abc.ABC):
 class Evaluator(Plugin, abc.ABC):
     """Scores stored predictions. Metrics come from `bpcbench.metrics`, so that a number means one thing."""
 
+    default: ClassVar[bool] = False
+    """What a suite gets that names none. A subclass does not inherit it."""
     uses_coreset: ClassVar[bool] = False
     """True when `score` looks at `given.coreset`, the coreset from which the predictions were made."""
 

@@ -23,17 +23,6 @@ KINDS = (
     "plugins",
     "suites",
 )
-    "datasets",
-    "methods",
-    "preprocessings",
-    "prerequisites",
-    "inferences",
-    "networks",
-    "evaluators",
-    "engines",
-    "plugins",
-    "suites",
-)
 FORMATS = ("text", "md", "latex", "csv", "json")
 PLAIN_FORMATS = ("text", "md", "csv")
 
@@ -62,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--all", action="store_true", help="list every stage, not only a summary")
     plan.add_argument("--json", action="store_true", help="every stage as JSON")
 
-    report = _suite_command(commands, "report", "suite:report", "print the table of what the store has")
+    report = _suite_command(commands, "report", "suite:report", "print the table of what the store has", view=True)
     report.add_argument("--format", choices=FORMATS, default="text")
     report.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
     report.add_argument("--published", action="store_true", help="put published numbers below measured ones")
@@ -82,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
     anytime.add_argument("--quiet", action="store_true", help="print failures and the curves only")
 
     tune = _suite_command(commands, "tune", "suite:tune", "try the settings a suite declares, on the validation split")
-    tune.add_argument("--output", metavar="FILE", help="write the preset to a file (default: print it)")
+    tune.add_argument(
+        "--output", metavar="FILE", help="preset to write, with its trials in records/ beside it (default: print)"
+    )
     tune.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
     tune.add_argument("--quiet", action="store_true", help="print failures and the preset only")
 
@@ -138,26 +129,37 @@ def parser() -> argparse.ArgumentParser:
     store.set_defaults(run="upkeep:store")
 
     for command in (ui, sync, doctor, export, store):
-        _where(command)
+        _out(command)
+    _data(doctor)
     return top
 
 
-def _suite_command(commands: argparse._SubParsersAction, name: str, run: str, text: str) -> argparse.ArgumentParser:  # type: ignore[type-arg]
+def _suite_command(
+    commands: argparse._SubParsersAction,  # type: ignore[type-arg]
+    name: str,
+    run: str,
+    text: str,
+    *,
+    view: bool = False,
+) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     command.add_argument("suite", help="a shipped suite's name, PLUGIN:NAME, or a YAML file")
     command.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="e.g. 'ipc=[1,10]' methods.kmeans.iterations=50"
     )
-    command.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, ...")
-    command.add_argument("--unverified", action="store_true", help="use data, marked `subset`, that are not official")
-    _where(command)
+    _out(command)
+    if not view:
+        command.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, ...")
+        command.add_argument(
+            "--unverified", action="store_true", help="use data that are not official, marked `subset`"
+        )
+        _data(command)
     command.set_defaults(run=run)
     return command
 
 
-def _where(command: argparse.ArgumentParser) -> None:
+def _out(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", default=DEFAULT_OUT, metavar="FOLDER", help=f"the store (default: {DEFAULT_OUT})")
-    _data(command)
 
 
 def _data(command: argparse.ArgumentParser) -> None:

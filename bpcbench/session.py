@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from bpcbench.planning.plan import Plan
     from bpcbench.records import Coreset
     from bpcbench.registry.discovery import Registry
-    from bpcbench.reporting import Row
+    from bpcbench.reporting import Format, Row
+    from bpcbench.reporting.tuned import Tuned
     from bpcbench.reporting.view import View
     from bpcbench.running.execution import Prepared
     from bpcbench.running.run import Result
     from bpcbench.store.manifest import Purpose
     from bpcbench.store.store import Store
+    from bpcbench.suite.document import Document
     from bpcbench.suite.model import Suite
 
 DEFAULT_OUT = "results"
@@ -94,7 +96,7 @@ class Session:
     def prepare(self) -> Prepared:
         """Read, validate and plan the suite. Nothing is written; everything that is wrong is raised at once."""
         registry = _registry()
-        return self._prepared(registry, self._load(registry))
+        return self._prepared(registry, *self._load(registry))
 
     def run(self) -> Result:
         """Run the suite: what is cached is not run again, what fails fails alone. Return how it ended."""
@@ -114,12 +116,27 @@ class Session:
             report=self.report_to,
         )
 
-    def tune(self) -> tuple[Any, Result]:
-        """Run the trials that the suite declares, on the validation split; return the tuned settings and the result.
+    def tune(self) -> tuple[Tuned, Result]:
+        """Run the trials that the suite declares, on the validation split; return their outcomes and the result.
 
-        Trials are stages like any others: they are kept, shared, and not run again.
+        Trials are stages like any others: they are cached and shared. `Tuned.preset` writes the suite to extend.
         """
-        raise NotImplementedError
+        from bpcbench.errors import UserError, unknown
+        from bpcbench.reporting.tuned import choose
+        from bpcbench.suite import space
+        from bpcbench.suite.validation import metric_names, validate
+
+        registry = _registry()
+        document, _, name = self._read(registry)
+        declared = space.declared(document)
+        validate(registry, document)  # a mistake of the suite is reported once, not once per trial
+        trials = validate(registry, space.trial_document(document, declared, name))
+        known = metric_names(trials.evaluators.values())
+        if known and declared.objective not in known:
+            raise UserError("tune.objective: " + unknown("metric", declared.objective, known))
+        prepared = self._prepared(registry, trials, self._digest(document, name), purpose="tune")
+        result = self.execute(prepared)
+        return choose(self.opened(prepared).rows(), declared.trials, declared.objective), result
 
     def anytime(self, steps: Iterable[int] | None = None) -> tuple[View | None, Result]:
         """Run the suite, then evaluate the snapshots that its coresets kept, all or those after `steps`.
@@ -129,15 +146,15 @@ class Session:
         from bpcbench.reporting.anytime import kept_snapshots
 
         registry = _registry()
-        suite = self._load(registry)
-        result = self.execute(self._prepared(registry, suite))
+        suite, request = self._load(registry)
+        result = self.execute(self._prepared(registry, suite, request))
         store = self.store
         if result.exit_code or store is None:
             return None, result
         snapshots = kept_snapshots(store, None if steps is None else set(steps))
-        prepared = self._prepared(registry, suite, snapshots=snapshots, purpose="anytime")
+        prepared = self._prepared(registry, suite, request, snapshots=snapshots, purpose="anytime")
         result = self.execute(prepared, track=False)
-        return self._open(prepared, "anytime"), result
+        return self.opened(prepared), result
 
     def view(self) -> View:
         """Return the results of the suite that the store has; raise UserError, naming what there is, if none."""
@@ -148,10 +165,15 @@ class Session:
         store = self.store
         if store is None:
             raise UserError(f"{self.out} is not a store; run a suite first, or name another with --out")
-        name, request, note = self._request()
+        try:
+            document, _, name = self._read(_registry())
+            request: str | None = self._digest(document, name)
+        except UserError:
+            # The file need not be here: the store remembers what was run.
+            name, request = self.suite, None
         file = self.suite.endswith((".yaml", ".yml")) or "/" in self.suite
         found = find_invocation(store, self.suite, self.overrides, name=name, request=request)
-        notes = [note] if note else []
+        notes = []
         if request is not None and request not in found.requests and file:
             notes.append(f"{self.suite} differs from what was run; shown is {found.title}")
         elif not self.overrides and found.overrides:
@@ -168,37 +190,35 @@ class Session:
 
         return to_frame(self.rows())
 
-    def report(self, format: str = "text", *, metrics: Sequence[str] = (), published: bool = False) -> str:  # noqa: A002
+    def report(self, format: Format = "text", *, metrics: Sequence[str] = (), published: bool = False) -> str:  # noqa: A002
         """Return the table of what the store has, as text, md, latex, csv or json."""
         from bpcbench.reporting import render
 
         return render(self.view().table(metrics, published=published), format)
 
-    def _load(self, registry: Registry) -> Suite:
-        from bpcbench.suite.files import load
+    def _load(self, registry: Registry) -> tuple[Suite, str]:
+        from bpcbench.suite.validation import validate
 
-        return load(registry, self.suite, self._all_overrides())
+        document, path, name = self._read(registry)
+        return validate(registry, document, path), self._digest(document, name)
 
-    def _all_overrides(self) -> list[str]:
-        return [*self.overrides, *([f"device={self.device}"] if self.device else [])]
-
-    def _request(self) -> tuple[str | None, str | None, str]:
-        """Return the suite's own name and the digest of what is asked for, if it can be read here."""
-        from bpcbench.errors import BpcbenchError
-        from bpcbench.planning.manifest import request_digest
+    def _read(self, registry: Registry) -> tuple[Document, Path, str]:
+        """Return the suite with everything it extends and the overrides, its file and its name."""
         from bpcbench.suite.files import read
 
-        try:
-            document, path = read(_registry(), self.suite, list(self.overrides))
-        except BpcbenchError:
-            return None, None, ""
-        name = str(document.values.get("name") or path.stem)
-        return name, request_digest({**document.values, "name": name}), ""
+        document, path = read(registry, self.suite, [*self.overrides, *([f"device={self.device}"] * bool(self.device))])
+        return document, path, str(document.values.get("name") or path.stem)
+
+    def _digest(self, document: Document, name: str) -> str:
+        from bpcbench.planning.manifest import request_digest
+
+        return request_digest(document.values, name)
 
     def _prepared(
         self,
         registry: Registry,
         suite: Suite,
+        request: str,
         *,
         snapshots: Snapshots | None = None,
         purpose: Purpose = "run",
@@ -225,23 +245,24 @@ class Session:
             snapshots=snapshots,
         )
         notes = (*plan.notes, *(store.messages if store else ()))
-        return Prepared(registry, plan, self.out, data, self.suite, self.overrides, purpose, self._command(), notes)
+        return Prepared(
+            registry, plan, self.out, data, self.suite, self.overrides, request, purpose, self._command(purpose), notes
+        )
 
-    def _command(self) -> str:
+    def _command(self, purpose: Purpose) -> str:
         import shlex
 
-        return self.command or shlex.join(["bpcbench", "run", self.suite, *self.overrides])
+        return self.command or shlex.join(["bpcbench", purpose, self.suite, *self.overrides])
 
-    def _open(self, prepared: Prepared, purpose: Purpose) -> View:
-        from bpcbench.planning.manifest import request_digest
+    def opened(self, prepared: Prepared) -> View:
+        """Return a view of what was just run."""
         from bpcbench.reporting.view import View
         from bpcbench.store.invocations import find_invocation
 
-        store, suite = self.store, prepared.plan.suite
+        store = self.store
         assert store is not None
-        request = request_digest({**suite.source, "name": suite.name})
-        found = find_invocation(store, None, name=suite.name, request=request, exact=True, purposes=(purpose,))
-        return View(store, found)
+        name, purposes = prepared.plan.suite.name, (prepared.purpose,)
+        return View(store, find_invocation(store, name, request=prepared.request, exact=True, purposes=purposes))
 
 
 def run(suite: str, overrides: Sequence[str] = (), **options: Any) -> Result:

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from bpcbench import session
 from bpcbench.data.root import data_root
 from bpcbench.errors import BpcbenchError, StoreError, UserError, unknown
 from bpcbench.registry.discovery import registry
 from bpcbench.running.device import resolve_device, usable_cpus
 from bpcbench.store import folder, provenance
 from bpcbench.store.address import Address
+from bpcbench.store.invocations import Invocation, invocations
 from bpcbench.store.locks import Busy
 from bpcbench.store.store import Store
 from bpcbench.text import spell_bytes
@@ -34,32 +34,35 @@ def _store(arguments: argparse.Namespace) -> Store:
     return Store.open(root, create=False)
 
 
-def _remembered(arguments: argparse.Namespace) -> list[session.Session]:
+def _invocations(arguments: argparse.Namespace) -> tuple[Store, list[Invocation]]:
+    """Return the runs of a suite, or of all, that the store remembers, the latest first."""
     store = _store(arguments)
-    found = session.remembered(store.root, arguments.data, arguments.suite)
-    if not found:
-        names = {file.stem.rpartition("-")[0] for file in (store.root / "suites").glob("*.json")}
+    every = invocations(store, "run", "tune")
+    mine = [one for one in every if arguments.suite in (None, one.name, one.source)]
+    for message in store.messages:
+        print(f"note: {message}", file=sys.stderr)
+    if not mine:
+        names = {one.name for one in every}
         raise UserError(unknown("suite", arguments.suite, names) if arguments.suite else "no suite was run here yet")
-    return found
+    return store, mine
 
 
 def sync(arguments: argparse.Namespace) -> int:
     """Add to MLflow whatever the store has and MLflow lacks."""
-    from bpcbench.tracking import live as tracking
+    from bpcbench.tracking import mlflow
 
-    for found in _remembered(arguments):
-        store = found.store
-        assert store is not None
+    store, mine = _invocations(arguments)
+    for one in mine:
         with _mlflow_errors(store):
-            added = tracking.sync(found.plan, store)
-        print(f"{found.plan.suite.name}: {added} cells added to MLflow")
+            added = mlflow.sync(one.manifest, store)
+        print(f"{one.title}: {added} cells added to MLflow")
     return 0
 
 
 @contextlib.contextmanager
 def _mlflow_errors(store: Store) -> Iterator[None]:
     """Turn whatever MLflow raises into one message."""
-    from bpcbench.tracking.live import tracking_uri
+    from bpcbench.tracking.mlflow import tracking_uri
 
     try:
         yield
@@ -70,30 +73,30 @@ def _mlflow_errors(store: Store) -> Iterator[None]:
 
 def ui(arguments: argparse.Namespace) -> int:
     """Serve the MLflow UI on this machine only, and open it at the suite's runs."""
-    from bpcbench.tracking import live as tracking
+    from bpcbench.tracking import mlflow
 
-    latest = _remembered(arguments)[0]
-    store = latest.store
-    assert store is not None
-    uri = tracking.tracking_uri(store.root)
+    store, mine = _invocations(arguments)
+    latest = mine[0].manifest
+    uri = mlflow.tracking_uri(store.root)
     remote = uri.startswith(("http://", "https://"))
     if not remote:
         _check_port(arguments.port)
     with _mlflow_errors(store):
-        book = tracking.Book(latest.plan, store).open()
+        book = mlflow.Book(latest, store).open()
     base = uri.rstrip("/") if remote else f"http://127.0.0.1:{arguments.port}"
     # Flat, best first: the runs of cells, not the invocations above them.
     chosen = {
-        "searchFilter": f"tags.`{tracking.CELL_TAG}` != ''",
-        "orderByKey": f"metrics.`{latest.plan.suite.metrics[0]}`",
+        "searchFilter": f"tags.`{mlflow.CELL_TAG}` != ''",
+        "orderByKey": f"metrics.`{latest.shown[0]}`",
     }
     address = f"{base}/#/experiments/{book.experiment}/runs?{urlencode(chosen, quote_via=quote)}&orderByAsc=false"
-    print(f"{latest.plan.suite.name}: {address}", flush=True)
+    print(f"{latest.name}: {address}", flush=True)
     if remote:
         webbrowser.open(address)
         return 0
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1"]
     command += ["--port", str(arguments.port), "--workers", "1"]
+    command += ["--artifacts-destination", (store.root / mlflow.ARTIFACTS).as_uri()]
     server = subprocess.Popen(command)
     try:
         if not arguments.no_browser and _answers(arguments.port, server):
@@ -166,7 +169,7 @@ def _device() -> str:
 
 
 def _examine(root: Path) -> tuple[bool, list[str]]:
-    from bpcbench.tracking.live import tracking_uri
+    from bpcbench.tracking.mlflow import tracking_uri
 
     if not (root / "store.json").exists():
         return False, ["none yet; a run makes it"]

@@ -28,13 +28,16 @@ _NOT_REQUESTED = frozenset({"description", "metrics", "device", "engine", "timeo
 """The keys of a suite that cannot change what is computed; two requests that differ in these alone are one."""
 
 
-def request_digest(document: Mapping[str, Any]) -> str:
+def request_digest(document: Mapping[str, Any], name: str) -> str:
     """Return a digest of a suite as written, overrides included, by which an earlier invocation is found again."""
-    return digest({key: value for key, value in document.items() if key not in _NOT_REQUESTED})[:16]
+    asked = {key: value for key, value in document.items() if key not in _NOT_REQUESTED}
+    return digest({**asked, "name": name})[:16]
 
 
-def manifest_of(plan: Plan, *, source: str, purpose: Purpose = "run", publications: Sequence[Publication] = ()) -> Manifest:
-    """Return the manifest of a plan; `source` is the suite as the user named it."""
+def manifest_of(
+    plan: Plan, *, source: str, request: str, purpose: Purpose = "run", publications: Sequence[Publication] = ()
+) -> Manifest:
+    """Return the manifest of a plan; `source` is the suite as the user named it, `request` a digest of its content."""
     suite = plan.suite
     metrics = tuple(_metrics(suite))
     names = tuple(dict.fromkeys(metric.name for metric in metrics))
@@ -49,7 +52,7 @@ def manifest_of(plan: Plan, *, source: str, purpose: Purpose = "run", publicatio
         name=suite.name,
         source=source,
         purpose=purpose,
-        request=request_digest({**suite.source, "name": suite.name}),
+        request=request,
         description=suite.description,
         protocol=suite.protocol,
         split=suite.split,

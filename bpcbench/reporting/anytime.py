@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from bpcbench.reporting import Row
 from bpcbench.records import FINAL
+from bpcbench.reporting import Row
 from bpcbench.reporting.collect import collect, place_of
 from bpcbench.reporting.pairs import Pair, pairs
 from bpcbench.reporting.rows import number, percent

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from bpcbench.errors import UserError
 from bpcbench.reporting.rows import Place, Row, notes, number, percent
-from bpcbench.store.manifest import PublishedRecord
 from bpcbench.stats import Summary, ranks, summarise, tied
+from bpcbench.store.manifest import PublishedRecord
 
 MISSING = "—"
 

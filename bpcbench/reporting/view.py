@@ -77,4 +77,3 @@ class View:
             again = " ".join(f"--recompute {name}" for name in runs[-1].stale)
             notes.append(f"Some results of {names} were made by code that has changed since; {again} makes them again.")
         return tuple(notes)
-

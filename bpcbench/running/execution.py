@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bpcbench.store.runs import FailureRecord, Journal
 from bpcbench.text import to_stderr
 
 if TYPE_CHECKING:
     from bpcbench.planning.plan import Plan
     from bpcbench.planning.planner import PlannedStage
     from bpcbench.registry.discovery import Registry
-    from bpcbench.running.run import Result
+    from bpcbench.running.queue import Outcome
+    from bpcbench.running.run import Failure, Result
     from bpcbench.store.manifest import Manifest, Purpose
     from bpcbench.store.store import Store
 
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 class Prepared:
     """A plan that is ready to run: the plugins, the store's folder (which may not exist yet) and the data's.
 
-    `source` and `overrides` are the suite as the user named it, `command` how to run it again. `notes` are what
+    `source` and `overrides` are the suite as the user named it, `request` a digest of its content, `command` how to
+    run it again. `notes` are what
     planning found out: what evaluators do without, and damaged members of the store.
     """
 
@@ -33,6 +37,7 @@ class Prepared:
     data: Path
     source: str
     overrides: tuple[str, ...]
+    request: str
     purpose: Purpose
     command: str
     notes: tuple[str, ...] = ()
@@ -60,7 +65,6 @@ def execute(
     from bpcbench.running.progress import Progress
     from bpcbench.running.run import Runner, choose_engine
     from bpcbench.store.manifest import write_manifest
-    from bpcbench.store.runs import Journal
     from bpcbench.store.store import Store, check_writable
 
     plan = prepared.plan
@@ -74,6 +78,7 @@ def execute(
     manifest = manifest_of(
         plan,
         source=prepared.source,
+        request=prepared.request,
         purpose=prepared.purpose,
         publications=prepared.registry.published(say),
     )
@@ -104,12 +109,16 @@ def execute(
         tracker = Tracker(manifest, store, {planned.id for planned in to_do}, say)
         tracker.start()
         listeners.append(tracker)
+    recorder = _Recorder(journal, store.root)
+    listeners.append(recorder)
     engine = choose_engine(plan.suite.engine, jobs=jobs, inline=inline or debug)
-    runner = Runner(prepared.registry, plan, store, prepared.data, engine, listeners, say, debug, journal)
+    runner = Runner(prepared.registry, plan, store, prepared.data, engine, listeners, say, debug)
     result = None
+    recorder.start()
     try:
         result = runner.run()
     finally:
+        recorder.stop()
         if progress:
             progress.close()
         if tracker:
@@ -117,10 +126,49 @@ def execute(
         journal.end(
             exit_code=1 if result is None else result.exit_code,
             counts={} if result is None else result.counts,
-            failures=() if result is None else [failure.record(store.root) for failure in result.failures],
+            failures=() if result is None else [_failure(failure, store.root) for failure in result.failures],
             scores=_scores_seen(manifest, store),
         )
     return result
+
+
+class _Recorder(threading.Thread):
+    """A Listener that keeps the run record up to date, with a heartbeat also while nothing happens."""
+
+    def __init__(self, journal: Journal, root: Path) -> None:
+        super().__init__(name="recorder", daemon=True)
+        self.journal, self.root = journal, root
+        self._running: dict[str, None] = {}
+        self._failures: list[FailureRecord] = []
+        self._stop_event = threading.Event()
+
+    def started(self, stage: PlannedStage) -> None:
+        """Note a stage that is under way."""
+        self._running[stage.id] = None
+
+    def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
+        """Do nothing: progress is in the stage's own files."""
+
+    def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
+        """Note a stage that has ended."""
+        self._running.pop(stage.id, None)
+        if outcome.status == "failed":
+            self._failures.append(FailureRecord(stage.id, stage.label, outcome.message, ""))
+
+    def run(self) -> None:
+        """Write the record now and then."""
+        while not self._stop_event.wait(1.0):
+            self.journal.beat(list(self._running), list(self._failures))
+
+    def stop(self) -> None:
+        """End the heartbeat."""
+        self._stop_event.set()
+        self.join()
+
+
+def _failure(failure: Failure, root: Path) -> FailureRecord:
+    log = failure.log.relative_to(root) if failure.log.is_relative_to(root) else failure.log
+    return FailureRecord(failure.stage.id, failure.stage.label, failure.message, str(log))
 
 
 def _scores_seen(manifest: Manifest, store: Store) -> str:

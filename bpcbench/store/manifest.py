@@ -20,6 +20,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from bpcbench.errors import StoreError
+from bpcbench.reading import read_bounded
 from bpcbench.store import folder
 from bpcbench.store.address import Address, digest
 
@@ -213,11 +214,11 @@ def read_manifest(path: Path) -> Manifest:
     Fields that this version does not know are ignored.
     """
     try:
-        head = json.loads(folder.read_bounded(path / SUITE))
+        head = json.loads(read_bounded(path / SUITE))
         schema = head["schema"]
         if schema != SCHEMA:
             raise StoreError(f"{path / SUITE} has schema {schema}; this bpcbench reads schema {SCHEMA}")
-        lines = [json.loads(line) for line in folder.read_bounded(path / CELLS).splitlines()]
+        lines = [json.loads(line) for line in read_bounded(path / CELLS).splitlines()]
         return _decode(head, lines)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise StoreError(f"{path}: the manifest cannot be read: {error!r}") from None
@@ -270,9 +271,7 @@ def _encode(manifest: Manifest) -> tuple[dict[str, Any], list[list[Any]]]:
         made = [coresets.number(str(address)) for address in cell.coresets]
         scores = {evaluators.index(name): address.key for name, address in cell.scores.items()}
         cells.append([*place, made, cell.predict, splits.number(list(cell.splits)), *_pairs(scores)])
-    datasets = []
-    for dataset in manifest.datasets:
-        datasets.append({**asdict(dataset), "plugin": plugins.number(asdict(dataset.plugin))})
+    datasets = [{**asdict(one), "plugin": plugins.number(asdict(one.plugin))} for one in manifest.datasets]
     head = {
         "schema": SCHEMA,
         "name": manifest.name,

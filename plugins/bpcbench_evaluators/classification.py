@@ -32,6 +32,7 @@ class Classification(Evaluator):
     """
 
     name: ClassVar[str] = "classification"
+    default: ClassVar[bool] = True
     version: ClassVar[int] = 3
 
     bins: int = option(15, "number of equally wide confidence bins of ECE and of the reliability diagram")

@@ -26,6 +26,7 @@ class Standardize(Preprocessing):
     """
 
     name: ClassVar[str] = "standardize"
+    default: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ()
 
     spread: Literal["pixels", "images"] = option(

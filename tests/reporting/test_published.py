@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bpcbench.reporting.published import summary
 
 import bpcbench
 from bpcbench.cli import main
 from bpcbench.records import Publication, PublishedNumber, PublishedPattern, PublishedQuery
 from bpcbench.registry.discovery import Registry
 from bpcbench.reporting import Place, Row, Table, build, match
-from bpcbench.reporting.published import summary
 
 CELL = PublishedQuery(
     dataset="digits",

@@ -213,7 +213,7 @@ def test_a_damaged_score_is_reported_by_the_report(run, tmp_path):
 
 def test_output_is_checked_first(tmp_path, capsys):
     shutil.copy(Path(__file__), tmp_path / "x")
-    for words in (["report", "quickstart"], ["tune", "cpu/tune-digits"]):
+    for words in (["report", "quickstart"], ["tune", "cpu/tune/digits"]):
         assert main([*words, "--out", str(tmp_path / "store"), "--output", str(tmp_path / "no" / "x.md")]) == 2
         assert "no such folder" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
