@@ -150,9 +150,7 @@ def _suite_command(
     _out(command)
     if not view:
         command.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, ...")
-        command.add_argument(
-            "--unverified", action="store_true", help="use data that are not official, marked `subset`"
-        )
+        command.add_argument("--unverified", action="store_true", help="admit unofficial data, marked `subset`")
         _data(command)
     command.set_defaults(run=run)
     return command

@@ -20,7 +20,9 @@ from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network,
 from bpcbench.records import Publication, StageEvent
 
 API_VERSION = 1
-"""Raised when a hook or a class of `bpcbench.api` changes in a way that old plugins would notice."""
+"""The version of the hooks and of the classes of `bpcbench.api`; raised when old plugins would notice a change."""
+OLDEST_API_VERSION = 1
+"""The oldest version that a plugin may be written for."""
 
 hookspec = pluggy.HookspecMarker("bpcbench")
 hookimpl = pluggy.HookimplMarker("bpcbench")

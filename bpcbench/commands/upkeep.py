@@ -23,6 +23,7 @@ from bpcbench.store import folder, provenance
 from bpcbench.store.address import Address
 from bpcbench.store.invocations import Invocation, invocations
 from bpcbench.store.locks import Busy
+from bpcbench.store.manifest import PluginRecord
 from bpcbench.store.store import Store
 from bpcbench.text import spell_bytes
 
@@ -203,9 +204,18 @@ def export(arguments: argparse.Namespace) -> int:
         raise UserError(
             f"{len(found)} coresets match {arguments.address!r}; `bpcbench store list --kind coreset` lists all"
         )
-    export_coreset(store, found[0], Path(arguments.target))
+    export_coreset(store, found[0], Path(arguments.target), _native(store, found[0]))
     print(f"{found[0]} -> {arguments.target}")
     return 0
+
+
+def _native(store: Store, address: Address) -> tuple[PluginRecord, PluginRecord] | None:
+    """Return the native inference and network of a coreset's method, from a manifest that has the coreset."""
+    for one in invocations(store):
+        for cell in one.manifest.cells:
+            if any((address.kind, address.key) == (other.kind, other.key) for other in cell.coresets):
+                return cell.group.own
+    return None
 
 
 def _matches(address: Address, text: str) -> bool:

@@ -193,6 +193,11 @@ def _check_version(plugin: Any) -> None:
     wanted = getattr(plugin, "BPCBENCH_API", None)
     if not isinstance(wanted, int):
         raise PluginError(f"it does not say BPCBENCH_API = {hooks.API_VERSION}, the version it was written for")
+    if wanted < hooks.OLDEST_API_VERSION:
+        raise PluginError(
+            f"it is written for plugin API {wanted}, and the oldest that this bpcbench supports is "
+            f"{hooks.OLDEST_API_VERSION}: upgrade the plugin"
+        )
     if wanted > hooks.API_VERSION:
         raise PluginError(
             f"it is written for plugin API {wanted}, this bpcbench has API {hooks.API_VERSION}: upgrade bpcbench"
@@ -202,8 +207,13 @@ def _check_version(plugin: Any) -> None:
 def _check_marks(plugin: Any) -> None:
     """Refuse functions that look like hooks and are not: forgotten decorators would make them do nothing."""
     for name, value in list(vars(plugin).items()):
-        if name.startswith("bpcbench_") and inspect.isfunction(value) and not hasattr(value, "bpcbench_impl"):
+        if not name.startswith("bpcbench_") or not inspect.isfunction(value):
+            continue
+        marks = getattr(value, "bpcbench_impl", None)
+        if marks is None:
             raise PluginError(f"{name} is not decorated with @bpcbench.hookimpl")
+        if marks.get("hookwrapper") or marks.get("wrapper"):
+            raise PluginError(f"{name} is a hook wrapper; plugins are called one by one, so it would never run")
 
 
 def _call(manager: pluggy.PluginManager, hook: str, plugin: Any) -> Any:
