@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tqdm import tqdm
+
 from bpcbench.errors import UserError
 from bpcbench.store import folder
 from bpcbench.store.address import Address
@@ -146,8 +148,6 @@ def _print_merged(other: Path, merged: Merged, *, dry_run: bool) -> None:
 
 def verify(arguments: argparse.Namespace) -> int:
     """Derive every key of a store again and compare every checksum."""
-    from tqdm import tqdm
-
     store = existing(arguments.out, read_only=not arguments.set_aside)
     count = 0
     for finding in verify_store(store.root, _bar):
@@ -160,8 +160,6 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def _bar(items: Sequence[T], what: str) -> Iterable[T]:
-    from tqdm import tqdm
-
     return tqdm(items, desc=what, unit="", file=sys.stderr, disable=None, leave=False, dynamic_ncols=True)
 
 

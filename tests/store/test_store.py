@@ -228,7 +228,10 @@ def test_refuses_other_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": 1}', "schema 1, made by an earlier bpcbench whose keys differ; keep it, and choose another folder"),
+        (
+            '{"schema": 1}',
+            "schema 1, made by an earlier bpcbench whose keys differ; keep it, and choose another folder",
+        ),
         ('{"schema": 3}', "schema 3, made by a later bpcbench"),
         ('{"schema": true}', "cannot be read"),
         ('{"schema": "2"}', "cannot be read"),
