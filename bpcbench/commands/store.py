@@ -169,5 +169,5 @@ def _print_notes(store: Store) -> None:
 
 
 def _printable(value: object) -> str:
-    """Return text on one line without control characters: a stranger's store must not steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in str(value))
+    """Return text on one line of bounded length: a stranger's store must not steer the terminal or flood it."""
+    return "".join(c if c.isprintable() else "?" for c in str(value)[:2000])

@@ -20,6 +20,7 @@ from bpcbench.reading import opened, parse_json, read_bounded
 from bpcbench.records import Array, Arrays
 
 ARRAYS = "arrays.safetensors"
+_FILE = re.compile(r"[A-Za-z0-9_.+~-]{1,100}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -104,8 +105,8 @@ def read_meta(folder: Path, name: str) -> dict[str, Any]:
 def _lists_files(files: object) -> bool:
     """Tell whether each name is that of a file inside the folder, and each entry has a checksum and a size."""
     return isinstance(files, dict) and all(
-        file not in ("", ".", "..")
-        and not set(file) & {"/", "\\", "\0"}
+        _FILE.fullmatch(file)
+        and file not in (".", "..")
         and isinstance(entry, dict)
         and isinstance(entry.get("sha256"), str)
         and _SHA256.fullmatch(entry["sha256"])

@@ -42,14 +42,16 @@ def member_path(root: Path, address: Address) -> Path:
     if not address.proper:
         expected = f"KIND:KEY@MEMBER with a KIND of {', '.join(KINDS)} and a KEY of {KEY_LENGTH} hexadecimal digits"
         raise StoreError(f"{str(address)!r} is not an address: expected {expected}")
-    return root / STAGES / address.kind / address.key / address.folder
+    return root.joinpath(STAGES, address.kind, address.key, address.folder)
 
 
 def obstacle(root: Path, path: Path) -> str | None:
     """Return what keeps `path` from being a folder below `root`: a link or a file in its place or above it."""
-    current = root
-    for part in path.relative_to(root).parts:
-        current = current / part
+    # Texts, not paths: every look at a member asks this.
+    text, end = os.fspath(path), len(os.fspath(root))
+    while end < len(text):
+        end = text.find(os.sep, end + 1) % (len(text) + 1)  # the end of the text where nothing is found
+        current = text[:end]
         try:
             mode = os.lstat(current).st_mode
         except FileNotFoundError:
@@ -68,9 +70,9 @@ def describe(root: Path, address: Address) -> Mapping[str, Any]:
     meta = folder.read_meta(member_path(root, address), STAGE)
     stated = (meta.get("kind"), meta.get("key"), meta.get("member"))
     if stated != (address.kind, address.key, address.member):
-        raise ValueError(f"its {STAGE} describes another member: {' '.join(map(repr, stated))}")
+        raise ValueError(f"its {STAGE} describes another member: {str(stated)[:200]}")
     if meta.get("schema") != SCHEMA:
-        raise ValueError(f"its {STAGE} has schema {meta.get('schema')!r} instead of {SCHEMA}")
+        raise ValueError(f"its {STAGE} has schema {str(meta.get('schema'))[:20]} instead of {SCHEMA}")
     return meta
 
 

@@ -358,9 +358,10 @@ class Store:
 def _identities(path: Path, files: Collection[str]) -> list[int]:
     """Return what identifies the state of files; raise ValueError if one is missing or not a regular file."""
     result: list[int] = []
+    place = os.fspath(path)
     for file in sorted(files):
         try:
-            status = os.lstat(path / file)
+            status = os.lstat(f"{place}/{file}")
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{file} is missing") from None
         except OSError as error:

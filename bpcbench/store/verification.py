@@ -70,7 +70,7 @@ def check_description(address: Address, meta: Mapping[str, Any]) -> tuple[Addres
     """Return the inputs of a member; raise ValueError if its key cannot be derived again or an input is misnamed."""
     scheme, version = meta.get("scheme"), meta.get("body_version")
     if type(scheme) is not int or scheme != SCHEME:
-        raise ValueError(f"its key was derived by scheme {scheme!r}, of which only {SCHEME} is known")
+        raise ValueError(f"its key was derived by scheme {str(scheme)[:20]}, of which only {SCHEME} is known")
     if type(version) is not int or not isinstance(meta.get("stage"), dict):
         raise ValueError("its key cannot be derived again: `stage` or `body_version` is missing")
     try:

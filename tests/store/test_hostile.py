@@ -244,7 +244,7 @@ def test_caches_and_locks_are_not_written_through_links(store: Store, tmp_path: 
 def test_a_file_outside_is_not_part_of_a_member(store: Store, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     listed = {"sha256": "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", "bytes": 6}
-    for i, name in enumerate(("../../../../../secret", "/etc/passwd", "..", "", "a\\b", "a\0b")):
+    for i, name in enumerate(("../../../../../secret", "/etc/passwd", "..", "", "a\\b", "a\0b", "\ud800", "n" * 101)):
         where = put(store, name=str(i))
         forge(store, where, files={name: listed})
         with pytest.raises(StoreError, match="list of files is malformed"):
@@ -440,6 +440,20 @@ def test_a_store_without_write_permission_is_read(frozen: tuple[Path, Address, A
         assert main(["store", "verify", "--set-aside", "--out", str(root)]) == 1
         assert main(["store", "prune", "--kind", "coreset", "--yes", "--out", str(root)]) == 2
     assert str(good) in capsys.readouterr().out
+    assert snapshot(root) == before
+
+
+def test_a_store_without_write_permission_is_merged(frozen: tuple[Path, Address, Address], capsys) -> None:
+    root, good, bad = frozen
+    before = snapshot(root)
+    ours = root.with_name("ours")
+    root.parent.chmod(0o777)
+    with unprivileged():
+        assert main(["store", "merge", str(root), "--out", str(ours)]) == 1
+    root.parent.chmod(0o755)
+    output = capsys.readouterr().out
+    assert f"damaged: {bad}: arrays.safetensors does not match its checksum; not taken" in output
+    assert list(Store.open(ours).addresses()) == [good]
     assert snapshot(root) == before
 
 
