@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -119,19 +120,35 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("target", help="a folder that does not exist yet")
     export.set_defaults(run="upkeep:export")
 
-    store = commands.add_parser("store", help="list or prune what the store keeps")
-    store.add_argument("action", choices=("list", "prune"))
-    store.add_argument("--kind", choices=("prerequisite", "coreset", "predict", "score"))
-    store.add_argument("--older", metavar="DAYS", type=float, help="only members committed longer ago")
-    store.add_argument("--scratch", action="store_true", help="prune: also interrupted attempts and damaged members")
-    store.add_argument("--yes", action="store_true", help="prune: really delete; otherwise only say what would be")
-    store.add_argument("--json", action="store_true")
-    store.set_defaults(run="upkeep:store")
+    _store_commands(commands.add_parser("store", help="list, prune, merge or verify what the store keeps"))
 
-    for command in (ui, sync, doctor, export, store):
+    for command in (ui, sync, doctor, export):
         _out(command)
     _data(doctor)
     return top
+
+
+def _store_commands(store: argparse.ArgumentParser) -> None:
+    actions = store.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="list the members of the store")
+    listing.add_argument("--json", action="store_true")
+    listing.set_defaults(run="store:listing")
+    prune = actions.add_parser("prune", help="delete members, interrupted attempts and damaged members")
+    prune.add_argument("--scratch", action="store_true", help="also interrupted attempts and damaged members")
+    prune.add_argument("--yes", action="store_true", help="really delete; otherwise only print what would be deleted")
+    prune.set_defaults(run="store:prune")
+    for action in (listing, prune):
+        action.add_argument("--kind", choices=("prerequisite", "coreset", "predict", "score"))
+        action.add_argument("--older", metavar="DAYS", type=_days, help="only members committed longer ago")
+    merge = actions.add_parser("merge", help="bring what other stores hold into this one; they are only read")
+    merge.add_argument("others", nargs="+", metavar="OTHER", help="another store")
+    merge.add_argument("--dry-run", action="store_true", help="only print what would happen")
+    merge.set_defaults(run="store:merge")
+    verify = actions.add_parser("verify", help="derive every key again and compare every checksum")
+    verify.add_argument("--set-aside", action="store_true", help="move damaged members to damaged/")
+    verify.set_defaults(run="store:verify")
+    for action in (listing, prune, merge, verify):
+        _out(action)
 
 
 def _suite_command(
@@ -169,6 +186,13 @@ def _steps(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers of steps such as 0,100,1000, got {text!r}") from None
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 <= days < math.inf:
+        raise argparse.ArgumentTypeError("must be a number of days, 0 or more")
+    return days
 
 
 def _positive(text: str) -> int:

@@ -1,10 +1,9 @@
-"""Commands about a store and its surroundings: ui, sync, doctor, export, store."""
+"""Commands about what surrounds a store: ui, sync, doctor, export."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shutil
 import socket
 import subprocess
@@ -15,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
+from bpcbench.commands.store import existing
 from bpcbench.data.root import data_root
-from bpcbench.errors import BpcbenchError, StoreError, UserError, unknown
+from bpcbench.errors import BpcbenchError, UserError, unknown
 from bpcbench.registry.discovery import registry
 from bpcbench.running.device import resolve_device, usable_cpus
 from bpcbench.store import folder, provenance
@@ -28,16 +28,9 @@ from bpcbench.store.store import Store
 from bpcbench.text import spell_bytes
 
 
-def _store(arguments: argparse.Namespace) -> Store:
-    root = Path(arguments.out)
-    if not (root / "store.json").exists():
-        raise UserError(f"{root} is not a store; run a suite first, or name one with --out")
-    return Store.open(root, create=False)
-
-
 def _invocations(arguments: argparse.Namespace) -> tuple[Store, list[Invocation]]:
     """Return the runs of a suite, or of all, that the store remembers, the latest first."""
-    store = _store(arguments)
+    store = existing(arguments.out)
     every = invocations(store, "run", "tune")
     mine = [one for one in every if arguments.suite in (None, one.name, one.source)]
     for message in store.messages:
@@ -198,7 +191,7 @@ def export(arguments: argparse.Namespace) -> int:
     """Copy a coreset out of the store."""
     from bpcbench.coresets.files import export_coreset
 
-    store = _store(arguments)
+    store = existing(arguments.out)
     found = [a for a in store.addresses() if a.kind == "coreset" and _matches(a, arguments.address)]
     if len(found) != 1:
         raise UserError(
@@ -221,59 +214,3 @@ def _native(store: Store, address: Address) -> tuple[PluginRecord, PluginRecord]
 def _matches(address: Address, text: str) -> bool:
     key, _, member = text.removeprefix("coreset:").partition("@")
     return bool(key) and address.key.startswith(key) and address.member == (member or "final")
-
-
-def store(arguments: argparse.Namespace) -> int:
-    """List or prune the members of a store."""
-    found = _store(arguments)
-    chosen = list(_chosen(found, arguments))
-    if arguments.action == "list":
-        return _list(found, chosen, as_json=arguments.json)
-    total = sum(folder.size(found.path(address)) for address in chosen)
-    if not (arguments.kind or arguments.older or arguments.scratch):
-        raise UserError("say what to prune: --kind, --older and/or --scratch")
-    if not (arguments.kind or arguments.older):
-        chosen, total = [], 0
-    scratch = found.prune_scratch(remove=arguments.yes) if arguments.scratch else 0
-    verb = "pruned" if arguments.yes else "would prune (repeat with --yes)"
-    for address in chosen if arguments.yes else ():
-        found.remove(address)
-    for message in found.messages:
-        print(f"bpcbench: {message}", file=sys.stderr)
-    print(f"{verb}: {len(chosen)} members, {spell_bytes(total)}; scratch and damaged: {spell_bytes(scratch)}")
-    return 0
-
-
-def _chosen(found: Store, arguments: argparse.Namespace) -> Iterator[Address]:
-    for address in found.addresses():
-        if arguments.kind not in (None, address.kind):
-            continue
-        age = (time.time() - (found.path(address) / "stage.json").stat().st_mtime) / 86400
-        if arguments.older is None or age > arguments.older:
-            yield address
-
-
-def _list(found: Store, addresses: list[Address], *, as_json: bool) -> int:
-    items = []
-    for address in addresses:
-        try:
-            meta = found.meta(address)
-        except StoreError as error:
-            print(f"note: {error}", file=sys.stderr)
-            continue
-        items.append(
-            {
-                "address": str(address),
-                "label": meta["label"],
-                "committed": meta["committed"],
-                "seconds": meta.get("seconds"),
-                "bytes": folder.size(found.path(address)),
-            }
-        )
-    if as_json:
-        print(json.dumps(items, indent=1))
-        return 0
-    for item in items:
-        print(f"{item['address']}  {item['committed']}  {spell_bytes(item['bytes']):>9}  {item['label']}")
-    print(f"{len(items)} members, {spell_bytes(sum(item['bytes'] for item in items))}")
-    return 0

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from bpcbench.errors import UserError, did_you_mean
 from bpcbench.reading import read_bounded
-from bpcbench.store.manifest import SCHEMA, SUITE, Manifest, Purpose, manifest_folders, read_manifest
+from bpcbench.store.layout import SUITE
+from bpcbench.store.manifest import SCHEMA, Manifest, Purpose, manifest_folders, read_manifest
 from bpcbench.store.runs import RunRecord, read_runs
 from bpcbench.store.store import Store
 

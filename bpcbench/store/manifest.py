@@ -23,11 +23,9 @@ from bpcbench.errors import StoreError
 from bpcbench.reading import read_bounded
 from bpcbench.store import folder
 from bpcbench.store.address import Address, digest
+from bpcbench.store.layout import CELLS, SUITE, SUITES, manifests
 
 SCHEMA = 1
-SUITE = "suite.json"
-CELLS = "cells.jsonl"
-RUNS = "runs"
 Purpose = Literal["run", "tune", "anytime"]
 Direction = Literal["higher", "lower"]
 
@@ -191,7 +189,7 @@ def suite_folder(name: str) -> str:
 
 def write_manifest(root: Path, manifest: Manifest) -> Path:
     """Write a manifest into a store unless it is there, atomically and durably; return its folder."""
-    target = root / "suites" / suite_folder(manifest.name) / manifest.digest
+    target = root / SUITES / suite_folder(manifest.name) / manifest.digest
     if not (target / SUITE).is_file():
         temporary = folder.temporary(root / "scratch" / "commit")
         head, cells = _encode(manifest)
@@ -225,13 +223,10 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def manifest_folders(root: Path) -> Iterator[Path]:
-    """Yield the folders of all manifests of a store, sorted; links are passed over."""
-    suites = root / "suites"
-    for name in sorted(suites.iterdir()) if suites.is_dir() else ():
-        if name.is_dir() and not name.is_symlink():
-            for path in sorted(name.iterdir()):
-                if path.is_dir() and not path.is_symlink() and (path / SUITE).is_file():
-                    yield path
+    """Yield the folders of all manifests of a store, sorted; whatever else lies there is passed over."""
+    for path in manifests(root):
+        if isinstance(path, Path) and (path / SUITE).is_file():
+            yield path
 
 
 class _Interned:

@@ -19,7 +19,7 @@ from typing import Any
 
 from bpcbench.reading import read_bounded
 from bpcbench.store import folder
-from bpcbench.store.manifest import RUNS
+from bpcbench.store.layout import RUNS
 from bpcbench.store.provenance import timestamp
 
 HEARTBEAT_SECONDS = 10.0

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from bpcbench.errors import Mistake, Mistakes, UserError
+from bpcbench.reading import read_bounded
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 50_000
@@ -50,10 +51,10 @@ def read(path: Path) -> Document:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise UserError(f"{path}: {size:,} bytes is too large for a suite (limit {MAX_BYTES:,})")
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MAX_BYTES, follow=True).decode()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     return parse(text, str(path))
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from bpcbench.errors import StoreError
 from bpcbench.store.address import digest
+from bpcbench.store.layout import SUITE
 from bpcbench.store.locks import Busy
-from bpcbench.store.manifest import SUITE, CellRecord, Manifest
+from bpcbench.store.manifest import CellRecord, Manifest
 from bpcbench.store.provenance import git_hash, machine, versions
 from bpcbench.store.store import Store
 from bpcbench.tracking.cell import Point, names, read_cell, run_name

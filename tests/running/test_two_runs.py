@@ -50,7 +50,7 @@ def test_two_runs_without_locks(toy: Toy) -> None:
 def test_a_rival_that_was_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails because another process has made it meanwhile, and tidied up, has not failed."""
     store = Store.open(tmp_path / "store")
-    stage = Stage(kind="coreset", key="k", members=("final",), label="", plugin="", body={})
+    stage = Stage(kind="coreset", key="a" * 32, members=("final",), label="", plugin="", body={})
     task = Task(stage, store.root, tmp_path, "attempt", tmp_path / "log")
 
     def beaten(self: Any) -> None:
