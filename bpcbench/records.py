@@ -5,7 +5,7 @@ Arrays are NumPy on purpose: a plugin may be written in torch, JAX or neither, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,11 +15,16 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from bpcbench.api import Network, Preprocessing, Prerequisite
+    from bpcbench.figures import Figure
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 Convention = Literal["class", "probabilities", "centred"]
 """How targets are read: class numbers; rows that sum to one; or real rows such as one-hot minus 1/k, unbounded."""
+
+Direction = Literal["higher", "lower"]
+Unit = Literal["", "percent"]
+"""How tables print a metric: as it is; or a fraction in percent."""
 
 FINAL = "final"
 """The member that holds a coreset's last iterate."""
@@ -280,12 +285,40 @@ class Predictions:
     extras: Arrays = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Metric:
+    """What an evaluator declares of a number that it gives.
+
+    `direction` says which values are better; a metric without one is shown and not ranked. With the unit `percent` the
+    value is a fraction that tables print in percent.
+    """
+
+    name: str
+    direction: Direction | None
+    unit: Unit = ""
+    help: str = ""
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("higher", "lower", None):
+            raise ValueError(
+                f"metric {self.name!r}: direction must be 'higher', 'lower' or None, got {self.direction!r}"
+            )
+        if self.unit not in ("", "percent"):
+            raise ValueError(f"metric {self.name!r}: unit must be '' or 'percent', got {self.unit!r}")
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What an evaluator makes of predictions: named numbers, and arrays from which its figures are drawn."""
+    """What an evaluator makes of predictions: numbers by the names of its metrics, and figures by their own names."""
 
     metrics: Mapping[str, float]
-    arrays: Arrays = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+def undeclared(scores: Scores, metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """Return the names in the scores that are not among the declared metrics."""
+    declared = {metric.name for metric in metrics}
+    return tuple(name for name in scores.metrics if name not in declared)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def tune(
     validate(found, doc)  # a mistake of the suite's own is said once, not once per trial
     trials = validate(found, tuning.trial_document(doc, space, str(doc.values.get("name") or path.stem)))
     known = metric_names(trials.evaluators.values())
-    if known and space.objective not in known:
+    if space.objective not in known:
         raise UserError("tune.objective: " + unknown("metric", space.objective, known))
     session = _planned(found, trials, out, data, skip_missing=False, unverified=unverified)
     result = execute(session, jobs=jobs, inline=inline, track=track, quiet=quiet)

@@ -13,6 +13,7 @@ from bpcbench.errors import UserError
 
 def anytime(arguments: argparse.Namespace) -> int:
     """Run a suite and its snapshots, then print the curves as a table and draw them."""
+    from bpcbench.figures import draw
     from bpcbench.reporting import anytime as curves
     from bpcbench.reporting.pairs import HEADINGS
     from bpcbench.reporting.plain import plain
@@ -40,7 +41,7 @@ def anytime(arguments: argparse.Namespace) -> int:
     found = curves.points(ended.plan, store, metrics)
     if not found:
         raise UserError(f"{suite.name}: no method of this suite keeps snapshots of its coresets")
-    table = plain(curves.headings(metrics), [point.cells(metrics) for point in found], arguments.format)
+    table = plain(curves.headings(found, metrics), [point.cells(metrics) for point in found], arguments.format)
     if arguments.format != "text":
         print(table, end="")
     else:
@@ -53,5 +54,5 @@ def anytime(arguments: argparse.Namespace) -> int:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, picture in curves.pictures(found, metrics).items():
-            (folder / f"{name}.png").write_bytes(picture)
+            (folder / f"{name}.svg").write_text(draw(picture), encoding="utf-8")
     return 0

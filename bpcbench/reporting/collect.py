@@ -6,6 +6,8 @@ from bpcbench.planning.plan import Plan
 from bpcbench.reporting import Row
 from bpcbench.store.store import Store
 
+_HIGHER_IS_BETTER = {"higher": True, "lower": False, None: None}
+
 
 def collect(plan: Plan, store: Store, step: int | None = None) -> list[Row]:
     """Return one row per cell, evaluator and metric that the store holds, of coresets after `step` or at their end."""
@@ -31,7 +33,8 @@ def collect(plan: Plan, store: Store, step: int | None = None) -> list[Row]:
                         evaluator=evaluator,
                         metric=metric,
                         value=float(value),
-                        higher_is_better=meta["higher_is_better"].get(metric),
+                        higher_is_better=_HIGHER_IS_BETTER[meta["directions"][metric]],
+                        unit=meta["units"][metric],
                         notes=cell.notes,
                     )
                 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bpcbench.errors import Mistake, Mistakes
-from bpcbench.reporting.rows import percent
+from bpcbench.records import Unit
 from bpcbench.stats import Summary
 
 COLUMNS = ("table", "dataset", "ipc", "setting", "method", "metric", "mean", "std")
@@ -37,14 +37,17 @@ class Published:
     std: float | None
     printed: tuple[str, str]
 
-    def summary(self) -> Summary | None:
-        """Return the number in the metric's own unit, with n = 0 because n is not known; None if there is no number."""
+    def summary(self, unit: Unit) -> Summary | None:
+        """Return the number as evaluators give it, a fraction if the metric's unit is `percent`; None if there is none.
+
+        Its n is 0 because n is not known.
+        """
         if self.mean is None:
             return None
-        unit = 100 if percent(self.metric) else 1
+        scale = 100 if unit == "percent" else 1
         # Six decimals hold all that is printed, without the digits that a division by 100 adds.
-        std = None if self.std is None else round(self.std / unit, 6)
-        return Summary(round(self.mean / unit, 6), std, 0, None, None, None)
+        std = None if self.std is None else round(self.std / scale, 6)
+        return Summary(round(self.mean / scale, 6), std, 0, None, None, None)
 
 
 def published(path: Path | str | None = None) -> list[Published]:

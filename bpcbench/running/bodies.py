@@ -18,7 +18,8 @@ import numpy as np
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing, Prerequisite
 from bpcbench.coresets.files import read_coreset
 from bpcbench.data.splits import evaluated_split, training_data
-from bpcbench.errors import BpcbenchError, Stopped
+from bpcbench.errors import BpcbenchError, Stopped, unknown
+from bpcbench.figures import figure_to_json
 from bpcbench.records import (
     FINAL,
     Arrays,
@@ -30,6 +31,7 @@ from bpcbench.records import (
     SplitRef,
     Transform,
     snapshot_member,
+    undeclared,
 )
 from bpcbench.registry.discovery import Registry, registry
 from bpcbench.registry.options import as_ref, build
@@ -298,13 +300,20 @@ class _Run:
         seed_globals(derive("score", 0))
         begin = time.monotonic()
         scores = evaluator.score(predictions, given)
+        declared = {metric.name: metric for metric in evaluator.metrics()}
+        for name in undeclared(scores, declared.values()):
+            raise ValueError(
+                f"{evaluator.name}.score gave a metric it does not declare: {unknown('metric', name, declared)}"
+            )
         values = {name: float(value) for name, value in scores.metrics.items()}
         meta = {
             "metrics": {name: value if np.isfinite(value) else str(value) for name, value in values.items()},
-            "higher_is_better": {name: evaluator.higher_is_better(name) for name in values},
+            "directions": {name: declared[name].direction for name in values},
+            "units": {name: declared[name].unit for name in values},
+            "figures": {name: figure_to_json(figure) for name, figure in scores.figures.items()},
             "seconds": round(time.monotonic() - begin, 3),
         }
-        self._commit(FINAL, scores.arrays, None, meta)
+        self._commit(FINAL, {}, None, meta)
 
     def _predictions(self, inputs: Iterable[Mapping[str, Any]]) -> dict[SplitRef, Predictions]:
         found = {}

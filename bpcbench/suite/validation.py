@@ -19,9 +19,8 @@ from bpcbench.suite.model import AXES, KEYS, NATIVE, PROTOCOLS, MethodChoice, Se
 
 
 def metric_names(evaluators: Iterable[Evaluator]) -> set[str]:
-    """Return the metrics that evaluators give; empty if one of them does not say."""
-    declared = [set(evaluator.metrics()) for evaluator in evaluators]
-    return set().union(*declared) if all(declared) else set()
+    """Return the names of the metrics that evaluators declare."""
+    return {metric.name for evaluator in evaluators for metric in evaluator.metrics()}
 
 
 def validate(registry: Registry, doc: Document, file: Path = Path("suite")) -> Suite:
@@ -248,7 +247,7 @@ class _Validator:
 
     def _known_metrics(self, wanted: tuple[str, ...], evaluators: list[Evaluator]) -> None:
         known = metric_names(evaluators)
-        for metric in wanted if known else ():
+        for metric in wanted if evaluators else ():
             if metric not in known:
                 self.mistake(("metrics",), unknown("metric", metric, known))
 

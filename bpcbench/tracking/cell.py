@@ -13,12 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from bpcbench.api import Evaluator
 from bpcbench.coresets.files import transform_of
-from bpcbench.figures import image_grid
+from bpcbench.figures import draw, figure_from_json, image_grid
 from bpcbench.planning.plan import Cell
-from bpcbench.registry.discovery import registry
-from bpcbench.registry.options import as_ref, build
 from bpcbench.store.address import Address
 from bpcbench.store.store import STAGE, Artefact, Store
 
@@ -126,16 +123,14 @@ def read_cell(cell: Cell, store: Store) -> CellRun:
             notes.append(f"{cell.label}: no figures of {label}: {type(error).__name__}: {error}")
         else:
             prefix = "" if len(scores) == 1 else f"{label}/"
-            files |= {f"{prefix}{name}.png": png for name, png in pictures.items()}
+            files |= {f"{prefix}{name}.svg": svg for name, svg in pictures.items()}
     ended = max(_milliseconds(store.meta(address)["committed"]) for address in cell.scores.values())
     took = sum(artefact.meta.get("seconds", 0.0) for artefact in artefacts.values() if artefact is not None)
     return CellRun(params, tags, metrics, tuple(points), ended - round(1000 * took), ended, files, tuple(notes))
 
 
-def _figures(score: Artefact) -> Mapping[str, bytes]:
-    evaluator: Any = build(registry(), "evaluator", as_ref(score.meta["body"]["evaluator"]))
-    assert isinstance(evaluator, Evaluator)
-    return evaluator.figures(dict(score.arrays))
+def _figures(score: Artefact) -> dict[str, bytes]:
+    return {name: draw(figure_from_json(figure)).encode() for name, figure in score.meta["figures"].items()}
 
 
 def _allowed(name: str) -> str:

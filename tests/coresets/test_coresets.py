@@ -16,8 +16,8 @@ from bpcbench.data.splits import training_data
 from bpcbench.errors import UserError
 from bpcbench.records import FINAL
 from bpcbench.registry import discovery as plugins
-from bpcbench.store.address import Address
 from bpcbench.store import folder
+from bpcbench.store.address import Address
 from bpcbench.store.store import Store
 
 

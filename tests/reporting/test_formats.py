@@ -83,17 +83,17 @@ my\_method (published) & 96.7$\pm$0.4 & --- \\
 """
 
 CSV = """\
-dataset,ipc,method,inference,network,evaluator,metric,higher_is_better,source,mean,std,n,within,low,high,best,second,tied,text,notes
-mnist,1,my_method,vi,conv,predictive,acc,True,measured,0.91,0.014142,2,,0.782938,1.037062,True,False,False,91.0±1.4,subset
-mnist,1,my_method,vi,conv,predictive,nll,False,measured,0.36,0.014142,2,,0.232938,0.487062,False,True,False,0.36±0.01,subset
-mnist,1,near,vi,conv,predictive,acc,True,measured,0.905,0.021213,2,,0.714407,1.095593,False,True,True,90.5±2.1,subset
-mnist,1,near,vi,conv,predictive,nll,False,measured,0.060000,0.014142,2,,-0.067062,0.187062,True,False,False,0.060±0.014,subset
-mnist,1,herding,vi,conv,predictive,acc,True,measured,0.5,,1,,,,False,False,False,50.0 (n=1),subset
-mnist,1,herding,vi,conv,predictive,nll,False,measured,inf,,1,,,,False,False,False,inf (n=1),subset
-mnist,1,whole,vi,conv,predictive,acc,True,measured,0.985,0.007071,2,,0.921469,1.048531,False,False,False,98.5±0.7,subset
-mnist,1,whole,vi,conv,predictive,nll,False,measured,,,,,,,False,False,False,—,
-mnist,1,my_method,,,,acc,True,published,0.967,0.004,,,,,False,False,False,96.7±0.4,
-mnist,1,my_method,,,,nll,False,published,,,,,,,False,False,False,—,
+dataset,ipc,method,inference,network,evaluator,metric,higher_is_better,unit,source,mean,std,n,within,low,high,best,second,tied,text,notes
+mnist,1,my_method,vi,conv,predictive,acc,True,percent,measured,0.91,0.014142,2,,0.782938,1.037062,True,False,False,91.0±1.4,subset
+mnist,1,my_method,vi,conv,predictive,nll,False,,measured,0.36,0.014142,2,,0.232938,0.487062,False,True,False,0.36±0.01,subset
+mnist,1,near,vi,conv,predictive,acc,True,percent,measured,0.905,0.021213,2,,0.714407,1.095593,False,True,True,90.5±2.1,subset
+mnist,1,near,vi,conv,predictive,nll,False,,measured,0.060000,0.014142,2,,-0.067062,0.187062,True,False,False,0.060±0.014,subset
+mnist,1,herding,vi,conv,predictive,acc,True,percent,measured,0.5,,1,,,,False,False,False,50.0 (n=1),subset
+mnist,1,herding,vi,conv,predictive,nll,False,,measured,inf,,1,,,,False,False,False,inf (n=1),subset
+mnist,1,whole,vi,conv,predictive,acc,True,percent,measured,0.985,0.007071,2,,0.921469,1.048531,False,False,False,98.5±0.7,subset
+mnist,1,whole,vi,conv,predictive,nll,False,,measured,,,,,,,False,False,False,—,
+mnist,1,my_method,,,,acc,True,percent,published,0.967,0.004,,,,,False,False,False,96.7±0.4,
+mnist,1,my_method,,,,nll,False,,published,,,,,,,False,False,False,—,
 """
 
 
@@ -110,6 +110,7 @@ JSON = """\
       "evaluator": "e",
       "metric": "nll",
       "higher_is_better": false,
+      "unit": "",
       "source": "measured",
       "mean": null,
       "std": null,
@@ -136,12 +137,12 @@ def example(name: str = "my_method") -> Table:
     accs = {name: (0.90, 0.92), "near": (0.89, 0.92), "herding": (0.5, 0.5), "whole": (0.99, 0.98)}
     nlls = {name: (0.35, 0.37), "near": (0.05, 0.07), "herding": (float("inf"),) * 2}
     rows = []
-    for metric, higher, values in (("acc", True, accs), ("nll", False, nlls)):
+    for metric, higher, unit, values in (("acc", True, "percent", accs), ("nll", False, "", nlls)):
         for method, pair in values.items():
             for seed, value in enumerate(pair):
                 coreset = method if method == "herding" else f"{method}-{seed}"
                 place = ("mnist", 1, method, "vi", "conv", coreset)
-                rows.append(Row(*place, seed, 0, "predictive", metric, value, higher, ("subset",)))
+                rows.append(Row(*place, seed, 0, "predictive", metric, value, higher, unit, ("subset",)))
     paper = [Published("main", "mnist", 1, "", name, "acc", 96.7, 0.4, ("96.7", "0.4"))]
     return build(rows, title="Small & made up", published=paper)
 

@@ -18,8 +18,8 @@ def paper() -> list[Published]:
 
 
 def measured(method: str, dataset: str, ipc: int = 1, metric: str = "acc") -> Row:
-    higher = metric == "acc"
-    return Row(dataset, ipc, method, "vi", "conv", f"{method}-{dataset}", 0, 0, "predictive", metric, 0.5, higher)
+    higher, unit = (True, "percent") if metric == "acc" else (False, "")
+    return Row(dataset, ipc, method, "vi", "conv", f"{method}-{dataset}", 0, 0, "predictive", metric, 0.5, higher, unit)
 
 
 def test_the_papers_numbers_ship_with_the_package(paper: list[Published]) -> None:
@@ -47,13 +47,13 @@ def test_lookup_keeps_tables_and_settings_apart(paper: list[Published]) -> None:
 def test_out_of_memory_is_not_a_number(paper: list[Published]) -> None:
     found = lookup(paper, dataset="ImageWoof", ipc=10, method="bpc-cd", metric="acc", table="large")
     assert found is not None
-    assert (found.mean, found.std, found.printed, found.summary()) == (None, None, ("oom", ""), None)
+    assert (found.mean, found.std, found.printed, found.summary("percent")) == (None, None, ("oom", ""), None)
 
 
 def test_a_summary_is_in_the_metrics_own_unit(paper: list[Published]) -> None:
     found = lookup(paper, dataset="mnist", ipc=1, method="vbpc", metric="acc")
     assert found is not None
-    summary = found.summary()
+    summary = found.summary("percent")
     assert summary is not None
     assert summary.mean == pytest.approx(0.967)
     assert summary.std == pytest.approx(0.004)

@@ -18,9 +18,9 @@ from toy_runs import flip, until
 
 from bpcbench.cli import main
 from bpcbench.errors import StoreError
+from bpcbench.store import folder
 from bpcbench.store.address import Address
 from bpcbench.store.locks import Busy
-from bpcbench.store import folder
 from bpcbench.store.store import Store
 
 ADDRESS = Address("coreset", "k" * 32, "final")
