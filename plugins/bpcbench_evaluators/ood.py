@@ -83,7 +83,7 @@ class OutOfDistribution(Evaluator):
                 for metric, compute in METRICS.items():
                     values[_name(other, score, metric)] = compute(inside[score], outside[score])
                 kept, taken = metrics.roc(inside[score], outside[score], _POINTS)
-                series[score] = Series(taken.tolist(), kept.tolist())
+                series[score] = Series((*taken.tolist(), 1.0), (*kept.tolist(), 1.0))
             series["chance"] = Series((0, 1), (0, 1))
             labels = (f"share of {other} taken for own", "share of own images kept")
             figures[f"roc_{other}"] = Curves("", *labels, series, markers=False)

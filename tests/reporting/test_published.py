@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bpcbench.errors import Mistakes
+from bpcbench.records import Unit
 from bpcbench.reporting import Published, Row, build, lookup, published
 from bpcbench.reporting.published import normalised
 
@@ -18,7 +19,8 @@ def paper() -> list[Published]:
 
 
 def measured(method: str, dataset: str, ipc: int = 1, metric: str = "acc") -> Row:
-    higher, unit = (True, "percent") if metric == "acc" else (False, "")
+    higher = metric == "acc"
+    unit: Unit = "" if metric == "nll" else "percent"
     return Row(dataset, ipc, method, "vi", "conv", f"{method}-{dataset}", 0, 0, "predictive", metric, 0.5, higher, unit)
 
 

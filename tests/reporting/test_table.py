@@ -28,8 +28,8 @@ def rows(
     notes: tuple[str, ...] = (),
     unit: Unit | None = None,
 ) -> list[Row]:
-    """One coreset per value, each evaluated once; accuracies are in percent."""
-    unit = unit if unit is not None else "percent" if "acc" in metric else ""
+    """One coreset per value, each evaluated once; accuracies and AUROCs are in percent."""
+    unit = unit if unit is not None else "percent" if metric.endswith(("acc", "auroc")) else ""
     where = (dataset, ipc, method, inference, network)
     return [
         Row(*where, f"{method}-{dataset}-{ipc}-{seed}", seed, 0, evaluator, metric, value, higher, unit, notes)
