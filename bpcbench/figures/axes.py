@@ -50,7 +50,7 @@ class Axis:
 
 
 def spanning(values: Iterable[float], pad: float = 0.05, logarithmic: bool = False) -> Axis:
-    """Return an axis with room for all finite values, and some more; it does not go beyond zero to where no value lies."""
+    """Return an axis with room for all finite values, and some more, but not beyond zero without need."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     positive = [value for value in finite if value > 0] if logarithmic else []
