@@ -22,6 +22,7 @@ from bpcbench.records import (
     Download,
     Facts,
     Given,
+    Metric,
     Native,
     Need,
     Offer,
@@ -308,19 +309,14 @@ class Evaluator(Plugin, abc.ABC):
 
     @abc.abstractmethod
     def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
-        """Return the metrics. Names are lower case; `higher_is_better` says which way each goes."""
+        """Return values of metrics that `metrics` declares, all or some, and figures of `bpcbench.figures`."""
 
-    def metrics(self) -> Sequence[str]:
-        """Return the names of all metrics it may give, so that a suite can be checked; empty if they are not known."""
-        return ()
+    @abc.abstractmethod
+    def metrics(self) -> Sequence[Metric]:
+        """Return every metric that `score` may give with these options, on any data set; names are lower case.
 
-    def higher_is_better(self, metric: str) -> bool | None:
-        """Return the direction of a metric, or None if it has none."""
-        return None
-
-    def figures(self, arrays: Arrays) -> Mapping[str, bytes]:
-        """Return PNG pictures by name, drawn from the arrays of `Scores`."""
-        return {}
+        Suites are checked against it, and tables take directions and units from it.
+        """
 
 
 class Engine(Plugin, abc.ABC):

@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     anytime.add_argument("--steps", type=_steps, metavar="A,B", help="snapshots to evaluate (default: all)")
     anytime.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
     anytime.add_argument("--format", choices=PLAIN_FORMATS, default="text")
-    anytime.add_argument("--pictures", metavar="FOLDER", help="draw the curves into a folder, as PNG")
+    anytime.add_argument("--pictures", metavar="FOLDER", help="draw the curves into a folder, as SVG")
     anytime.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
     anytime.add_argument("--quiet", action="store_true", help="print failures and the curves only")
 

@@ -231,6 +231,9 @@ def bpcbench_evaluators() -> Iterable[type[Evaluator]]:
             "How much more confident than accurate the predictions are."
             name = "confidence"
 
+            def metrics(self):
+                return [bpcbench.Metric("overconfidence", None, help="mean confidence less accuracy")]
+
             def score(self, predictions, given):
                 (p,) = predictions.values()
                 confidence = float(np.exp(p.log_probs.max(axis=1)).mean())

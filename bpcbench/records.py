@@ -5,7 +5,7 @@ Arrays are NumPy on purpose: a plugin may be written in torch, JAX or neither, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from bpcbench.api import Inference, Method, Network, Preprocessing, Prerequisite
+    from bpcbench.figures import Figure
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -25,6 +26,9 @@ Kind = Literal["prerequisite", "coreset", "predict", "score"]
 """The kinds of stages."""
 Status = Literal["done", "cached", "busy", "failed", "skipped", "stopped"]
 """How a stage ends: made here; made by another process; still being made there; ..."""
+Direction = Literal["higher", "lower"]
+Unit = Literal["", "percent"]
+"""How tables print a metric: as it is; or a fraction in percent."""
 
 FINAL = "final"
 """The member that holds a coreset's last iterate."""
@@ -373,12 +377,40 @@ class Predictions:
     extras: Arrays = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Metric:
+    """What an evaluator declares of a number that it gives.
+
+    `direction` says which values are better; a metric without one is shown and not ranked. With the unit `percent` the
+    value is a fraction that tables print in percent.
+    """
+
+    name: str
+    direction: Direction | None
+    unit: Unit = ""
+    help: str = ""
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("higher", "lower", None):
+            raise ValueError(
+                f"metric {self.name!r}: direction must be 'higher', 'lower' or None, got {self.direction!r}"
+            )
+        if self.unit not in ("", "percent"):
+            raise ValueError(f"metric {self.name!r}: unit must be '' or 'percent', got {self.unit!r}")
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What an evaluator makes of predictions: named numbers, and arrays from which its figures are drawn."""
+    """What an evaluator makes of predictions: numbers by the names of its metrics, and figures by their own names."""
 
     metrics: Mapping[str, float]
-    arrays: Arrays = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+def undeclared(scores: Scores, metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """Return the names in the scores that are not among the declared metrics."""
+    declared = {metric.name for metric in metrics}
+    return tuple(name for name in scores.metrics if name not in declared)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from bpcbench.errors import UserError
 
 def anytime(arguments: argparse.Namespace) -> int:
     """Run a suite and its snapshots, then print the curves as a table and draw them."""
+    from bpcbench.figures import draw
     from bpcbench.reporting import anytime as curves
     from bpcbench.reporting.pairs import HEADINGS
     from bpcbench.reporting.plain import plain
@@ -27,7 +28,7 @@ def anytime(arguments: argparse.Namespace) -> int:
     points = curves.points(view.manifest, view.store, metrics)
     if not points:
         raise UserError(f"{view.manifest.name}: no method of this suite keeps snapshots of its coresets")
-    table = plain(curves.headings(metrics), [point.cells(metrics) for point in points], arguments.format)
+    table = plain(curves.headings(points, metrics), [point.cells(metrics) for point in points], arguments.format)
     if arguments.format != "text":
         print(table, end="")
     else:
@@ -37,6 +38,6 @@ def anytime(arguments: argparse.Namespace) -> int:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, picture in curves.pictures(points, metrics).items():
-            (folder / f"{name}.png").write_bytes(picture)
+            (folder / f"{name}.svg").write_text(draw(picture), encoding="utf-8")
         print(f"pictures in {folder}", file=sys.stderr)
     return result.exit_code

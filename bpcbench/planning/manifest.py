@@ -72,8 +72,7 @@ def manifest_of(
 def _metrics(suite: Suite) -> Iterable[MetricRecord]:
     for label, evaluator in suite.evaluators.items():
         for metric in evaluator.metrics():
-            better = evaluator.higher_is_better(metric)
-            yield MetricRecord(label, metric, None if better is None else "higher" if better else "lower")
+            yield MetricRecord(label, metric.name, metric.direction, metric.unit, metric.help)
 
 
 def _datasets(plan: Plan) -> Iterable[DatasetRecord]:

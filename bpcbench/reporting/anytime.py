@@ -6,15 +6,17 @@ learning-rate schedule is that of the whole run, so a point of a curve is not wh
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from bpcbench.records import FINAL
+from bpcbench.figures import Curves, Series
+from bpcbench.records import FINAL, Unit
 from bpcbench.reporting import Row
 from bpcbench.reporting.collect import collect, place_of
 from bpcbench.reporting.pairs import Pair, pairs
-from bpcbench.reporting.rows import number, percent
+from bpcbench.reporting.rows import number, with_unit
 from bpcbench.stats import Summary, summarise
 from bpcbench.store.address import Address
 from bpcbench.store.manifest import Manifest
@@ -41,6 +43,7 @@ class Point:
     seconds: float
     cpu_seconds: float
     metrics: dict[str, Summary]
+    units: dict[str, Unit]
 
     @property
     def curve(self) -> tuple[str, int, str, str, str]:
@@ -56,15 +59,17 @@ class Point:
             if summary is None:
                 values.append("")
                 continue
-            spread = "" if summary.std is None else f"±{number(metric, summary.std, summary.mean)}"
-            values.append(f"{number(metric, summary.mean)}{spread}")
+            unit = self.units[metric]
+            spread = "" if summary.std is None else f"±{number(unit, summary.std, summary.mean)}"
+            values.append(f"{number(unit, summary.mean)}{spread}")
         names = (self.dataset, str(self.ipc), self.method, self.inference, self.network)
         return (*names, step, f"{self.seconds:.1f}", f"{self.cpu_seconds:.1f}", *values)
 
 
-def headings(metrics: Sequence[str]) -> tuple[str, ...]:
+def headings(found: Sequence[Point], metrics: Sequence[str]) -> tuple[str, ...]:
     """Return the headings of a table of points."""
-    return (*HEADINGS, *(f"{metric} %" if percent(metric) else metric for metric in metrics))
+    units = {metric: unit for point in found for metric, unit in point.units.items()}
+    return (*HEADINGS, *(with_unit(metric, units.get(metric, "")) for metric in metrics))
 
 
 def kept_snapshots(store: Store, wanted: Collection[int] | None = None) -> Callable[[str], Sequence[int]]:
@@ -96,6 +101,7 @@ def points(manifest: Manifest, store: Store, metrics: Sequence[str]) -> list[Poi
                     sum(cost["seconds"] for cost in costs) / len(costs),
                     sum(cost["cpu_seconds"] for cost in costs) / len(costs),
                     {metric: _summary(rows, metric) for metric in metrics if any(r.metric == metric for r in rows)},
+                    {row.metric: row.unit for row in rows},
                 )
             )
     order = [tuple(place_of(group)) for group in manifest.groups]
@@ -123,21 +129,34 @@ def _summary(rows: Sequence[Row], metric: str) -> Summary:
     return summarise(by_coreset)
 
 
-def pictures(found: Sequence[Point], metrics: Sequence[str]) -> dict[str, bytes]:
-    """Return a PNG per data set, ipc and metric: every curve of it against CPU seconds."""
-    from bpcbench import figures
-
+def pictures(found: Sequence[Point], metrics: Sequence[str]) -> dict[str, Curves]:
+    """Return a figure per data set, ipc and metric: every curve of it against CPU seconds."""
     drawn = {}
     for dataset, ipc in dict.fromkeys((point.dataset, point.ipc) for point in found):
         for metric in metrics:
-            series: dict[str, tuple[list[float], list[float]]] = {}
-            for point in found:
-                if (point.dataset, point.ipc) == (dataset, ipc) and metric in point.metrics:
-                    xs, ys = series.setdefault(f"{point.method} / {point.inference}", ([], []))
-                    xs.append(point.cpu_seconds)
-                    ys.append(point.metrics[metric].mean)
-            if series:
-                name = f"{dataset}-ipc{ipc}-{metric.replace('/', '-')}"
-                title = f"{dataset}, {ipc} per class"
-                drawn[name] = figures.curves(series, "CPU seconds of distillation", metric, title, log_x=True)
+            mine = [p for p in found if (p.dataset, p.ipc) == (dataset, ipc) and metric in p.metrics]
+            if mine:
+                several = len({point.network for point in mine}) > 1
+                lines: dict[str, list[Point]] = {}
+                for point in mine:
+                    name = f"{point.method} / {point.inference}" + (f" / {point.network}" if several else "")
+                    lines.setdefault(name, []).append(point)
+                spread = any(point.metrics[metric].std is not None for point in mine)
+                drawn[f"{dataset}-ipc{ipc}-{metric.replace('/', '-')}"] = Curves(
+                    f"{dataset}, {ipc} per class",
+                    "CPU seconds of distillation",
+                    with_unit(metric, mine[0].units[metric]),
+                    {name: _series(line, metric) for name, line in lines.items()},
+                    log_x=True,
+                    note="Bands: ± the sample standard deviation over coresets" if spread else "",
+                )
     return drawn
+
+
+def _series(line: Sequence[Point], metric: str) -> Series:
+    scale = 100 if line[0].units[metric] == "percent" else 1
+    means = [scale * point.metrics[metric].mean for point in line]
+    stds = [math.nan if (std := point.metrics[metric].std) is None else scale * std for point in line]
+    low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
+    band = (low, high) if any(map(math.isfinite, stds)) else ()
+    return Series([point.cpu_seconds for point in line], means, *band)

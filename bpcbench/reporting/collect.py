@@ -10,6 +10,8 @@ from bpcbench.store.manifest import CellRecord, Group, Manifest, PublishedRecord
 from bpcbench.store.runs import RunRecord
 from bpcbench.store.store import Store
 
+_HIGHER_IS_BETTER = {"higher": True, "lower": False, None: None}
+
 
 def place_of(group: Group) -> Place:
     """Return where a group stands in a table."""
@@ -43,7 +45,8 @@ def _rows(manifest: Manifest, store: Store, step: int | None) -> Iterator[Row]:
                     evaluator=evaluator,
                     metric=metric,
                     value=float(value),
-                    higher_is_better=meta["higher_is_better"].get(metric),
+                    higher_is_better=_HIGHER_IS_BETTER[meta["directions"][metric]],
+                    unit=meta["units"][metric],
                     notes=group.notes,
                     ranked=group.ranked,
                 )

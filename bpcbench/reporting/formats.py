@@ -20,7 +20,7 @@ Format = Literal["text", "md", "latex", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _FIELDS = (
-    *("dataset", "ipc", "method", "inference", "network", "evaluator", "metric", "higher_is_better", "source"),
+    *("dataset", "ipc", "method", "inference", "network", "evaluator", "metric", "higher_is_better", "unit", "source"),
     *("mean", "std", "n", "within", "low", "high", "best", "second", "tied", "text", "notes"),
 )
 _TEX = {
@@ -52,9 +52,10 @@ def render(table: Table, format: Format = "text", *, color: bool = False, width:
 
     `text` is aligned for a terminal, with ANSI bold and underline if `color`, and broken into panels of whole column
     groups, or of parts of a group that alone is too wide, if it is wider than `width`; `md` is a GitHub table; `latex`
-    is a `table` environment that needs booktabs. `csv` and `json` hold one record per cell, unrounded and in the
-    metric's own unit (an accuracy is a fraction), without n where a number is published. JSON has null for what is not
-    a finite number, and the title and footnotes beside its `cells`. Raise UserError for any other format.
+    is a `table` environment that needs booktabs. `csv` and `json` hold one record per cell, unrounded and as the
+    evaluator gave it (with the unit `percent` it is a fraction), without n where a number is published. JSON has null
+    for what is not a finite number, and the title and footnotes beside its `cells`. Raise UserError for any other
+    format.
     """
     if format == "text":
         return _text(table, color, width)
@@ -194,7 +195,7 @@ def _records(table: Table) -> Iterator[dict[str, Any]]:
         for (group, column), cell in zip(places, line.cells, strict=True):
             values = (
                 *(group.dataset, group.ipc, line.method, line.inference, line.network),
-                *("" if line.published else column.evaluator, column.metric, column.higher_is_better),
+                *("" if line.published else column.evaluator, column.metric, column.higher_is_better, column.unit),
                 line.published or "measured",
                 *_numbers(cell.summary),
                 *(cell.best, cell.second, cell.tied, cell.mean + _rest(cell), "; ".join(cell.notes)),

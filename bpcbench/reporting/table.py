@@ -8,7 +8,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from bpcbench.errors import UserError
-from bpcbench.reporting.rows import Place, Row, notes, number, percent
+from bpcbench.records import Unit
+from bpcbench.reporting.rows import Place, Row, notes, number, with_unit
 from bpcbench.stats import Summary, ranks, summarise, tied
 from bpcbench.store.manifest import PublishedRecord
 
@@ -22,6 +23,7 @@ class Column:
     metric: str
     evaluator: str = ""
     higher_is_better: bool | None = None
+    unit: Unit = ""
     ambiguous: bool = False
 
     @property
@@ -29,7 +31,7 @@ class Column:
         """The heading: the metric, its unit, and an arrow that points to where the better values are."""
         name = f"{self.metric} ({self.evaluator})" if self.ambiguous else self.metric
         arrow = {True: " ↑", False: " ↓", None: ""}[self.higher_is_better]
-        return f"{name}{' %' if percent(self.metric) else ''}{arrow}"
+        return f"{with_unit(name, self.unit)}{arrow}"
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,11 @@ def _columns(rows: Sequence[Row], metric: str) -> list[Column]:
         directions = {row.higher_is_better for row in mine if row.evaluator == evaluator} - {None}
         if len(directions) > 1:
             raise UserError(f"evaluator {evaluator!r} says of {metric!r} both that higher and that lower is better")
-        columns.append(Column(metric, evaluator, next(iter(directions), None), len(evaluators) > 1))
+        units: set[Unit] = {row.unit for row in mine if row.evaluator == evaluator} or {""}
+        if len(units) > 1:
+            raise UserError(f"evaluator {evaluator!r} gives {metric!r} both in percent and not")
+        direction, (unit,) = next(iter(directions), None), units
+        columns.append(Column(metric, evaluator, direction, unit, len(evaluators) > 1))
     return columns
 
 
@@ -206,8 +212,8 @@ def _summaries(rows: Iterable[Row]) -> Mapping[Hashable, Summary]:
 def _cell(column: Column, summary: Summary | None, usual: int) -> Cell:
     if summary is None:
         return Cell()
-    spread = "" if summary.std is None else number(column.metric, summary.std, like=summary.mean)
-    return Cell(summary, number(column.metric, summary.mean), spread, None if summary.n == usual else summary.n)
+    spread = "" if summary.std is None else number(column.unit, summary.std, like=summary.mean)
+    return Cell(summary, number(column.unit, summary.mean), spread, None if summary.n == usual else summary.n)
 
 
 def _marked(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
@@ -280,18 +286,18 @@ def _spread_notes(
             "± is the sample standard deviation over n coresets of their means over evaluation seeds; "
             f"n = {usual}{unless}."
         )
-    withins: dict[str, list[float]] = {}
+    withins: dict[tuple[str, Unit], list[float]] = {}
     for index, cell in ((index, cell) for line in lines for index, cell in enumerate(line.cells)):
         if cell.summary is not None and cell.summary.within is not None:
-            withins.setdefault(columns[index].metric, []).append(cell.summary.within)
+            withins.setdefault((columns[index].metric, columns[index].unit), []).append(cell.summary.within)
     if withins:
-        spans = ", ".join(f"{metric} {_span(metric, found)}" for metric, found in withins.items())
+        spans = ", ".join(f"{metric} {_span(unit, values)}" for (metric, unit), values in withins.items())
         yield f"Standard deviation within a coreset, over its evaluation seeds, smallest to largest: {spans}."
 
 
-def _span(metric: str, values: Sequence[float]) -> str:
-    ends = dict.fromkeys(number(metric, value) for value in (min(values), max(values)))
-    return " to ".join(ends) + (" %" if percent(metric) else "")
+def _span(unit: Unit, values: Sequence[float]) -> str:
+    ends = dict.fromkeys(number(unit, value) for value in (min(values), max(values)))
+    return " to ".join(ends) + (" %" if unit == "percent" else "")
 
 
 def _cell_notes(lines: Sequence[Line]) -> Iterator[str]:

@@ -23,9 +23,8 @@ _DEFAULT_BASES: Mapping[str, type[Plugin]] = {"preprocessing": Preprocessing, "e
 
 
 def metric_names(evaluators: Iterable[Evaluator]) -> set[str]:
-    """Return the metrics of the evaluators, or an empty set if one of them declares none."""
-    declared = [set(evaluator.metrics()) for evaluator in evaluators]
-    return set().union(*declared) if all(declared) else set()
+    """Return the names of the metrics that evaluators declare."""
+    return {metric.name for evaluator in evaluators for metric in evaluator.metrics()}
 
 
 def validate(registry: Registry, doc: Document, file: Path = Path("suite")) -> Suite:
@@ -226,6 +225,6 @@ class _Validator:
 
     def _known_metrics(self, wanted: tuple[str, ...], evaluators: list[Evaluator]) -> None:
         known = metric_names(evaluators)
-        for metric in wanted if known else ():
+        for metric in wanted if evaluators else ():
             if metric not in known:
                 self.mistake(("metrics",), unknown("metric", metric, known))

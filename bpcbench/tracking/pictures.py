@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from bpcbench.figures import image_grid
+from bpcbench.figures import draw, figure_from_json, image_grid
 from bpcbench.store.address import Address
 from bpcbench.store.manifest import CellRecord
 from bpcbench.store.store import Store
@@ -25,6 +25,10 @@ class Pictures:
         for number, address in enumerate(cell.coresets):
             if grid := self._grid(address):
                 files["coreset.png" if len(cell.coresets) == 1 else f"coreset-{number}.png"] = grid
+        for label, address in cell.scores.items():
+            prefix = "" if len(cell.scores) == 1 else f"{label}/"
+            for name, figure in self.store.meta(address).get("figures", {}).items():
+                files[f"{prefix}{name}.svg"] = draw(figure_from_json(figure)).encode()
         return files
 
     def _draw(self, address: Address) -> bytes | None:
@@ -33,4 +37,4 @@ class Pictures:
         arrays = self.store.read(address).arrays
         if "preview" not in arrays:
             return None
-        return image_grid(np.asarray(arrays["preview"]) / 255.0, np.asarray(arrays["preview_classes"]))
+        return image_grid(np.asarray(arrays["preview"]), np.asarray(arrays["preview_classes"]))

@@ -38,6 +38,9 @@ class Compared(bpcbench.Evaluator):
     def reference(self, facts: Any) -> Reference:
         return Reference(Ref("everything"), Ref("centroid", {"heat": self.heat}))
 
+    def metrics(self) -> list[bpcbench.Metric]:
+        return [bpcbench.Metric("apart", "lower"), bpcbench.Metric("rows", None)]
+
     def score(self, predictions: Any, given: Any) -> bpcbench.Scores:
         assert set(given.reference) == set(predictions) == set(self.splits(None))
         ours, theirs = predictions[SplitRef()], given.reference[SplitRef()]

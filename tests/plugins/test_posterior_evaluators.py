@@ -60,7 +60,8 @@ def test_the_score_compares_with_the_reference() -> None:
     labels = np.arange(50) % 3
     cell, reference = predicted(0, labels), predicted(1, labels)
     found = Posterior().score({SplitRef(): cell}, given(reference)).metrics
-    assert set(found) == set(Posterior().metrics())
+    directions = {metric.name: metric.direction for metric in Posterior().metrics()}
+    assert set(found) == set(directions)
     assert found["agreement"] == np.mean(cell.log_probs.argmax(1) == reference.log_probs.argmax(1))
     assert found["reference_acc"] == np.mean(reference.log_probs.argmax(1) == labels)
     same = Posterior().score({SplitRef(): cell}, given(cell)).metrics
@@ -68,9 +69,8 @@ def test_the_score_compares_with_the_reference() -> None:
     assert set(Posterior().score({SplitRef(): predicted(0)}, given(predicted(1))).metrics) == {
         "agreement", "total_variation"
     }  # fmt: skip
-    directions = {name: Posterior().higher_is_better(name) for name in Posterior().metrics()}
     assert directions == {
-        "agreement": True, "total_variation": False, "reference_acc": None, "reference_nll": None
+        "agreement": "higher", "total_variation": "lower", "reference_acc": None, "reference_nll": None
     }  # fmt: skip
     with pytest.raises(ValueError, match="not of the same images"):
         Posterior().score({SplitRef(): cell}, given(predicted(1, rows=49)))

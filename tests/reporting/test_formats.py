@@ -110,6 +110,7 @@ JSON = """\
       "evaluator": "e",
       "metric": "nll",
       "higher_is_better": false,
+      "unit": "",
       "source": "measured",
       "mean": null,
       "std": null,
@@ -136,12 +137,14 @@ def example(name: str = "my_method") -> Table:
     accs = {name: (0.90, 0.92), "near": (0.89, 0.92), "herding": (0.5, 0.5), "whole": (0.99, 0.98)}
     nlls = {name: (0.35, 0.37), "near": (0.05, 0.07), "herding": (float("inf"),) * 2}
     rows = []
-    for metric, higher, values in (("acc", True, accs), ("nll", False, nlls)):
+    for metric, higher, unit, values in (("acc", True, "percent", accs), ("nll", False, "", nlls)):
         for method, pair in values.items():
             for seed, value in enumerate(pair):
                 coreset = method if method == "herding" else f"{method}-{seed}"
                 place = ("mnist", 1, method, "vi", "conv", coreset)
-                rows.append(Row(*place, seed, 0, "predictive", metric, value, higher, ("subset",), method != "whole"))
+                rows.append(
+                    Row(*place, seed, 0, "predictive", metric, value, higher, unit, ("subset",), method != "whole")
+                )
     cells = (PublishedPattern(method="mine"),)
     number = PublishedNumber("main", "mnist", 1, name, "acc", 0.967, 0.004, printed=("96.7", "0.4"), cells=cells)
     paper = Publication("A & B, 2025", "", (number,), "Its ± need not mean the same.")

@@ -26,11 +26,13 @@ def rows(
     evaluator: str = "predictive",
     notes: tuple[str, ...] = (),
     ranked: bool = True,
+    unit: Unit | None = None,
 ) -> list[Row]:
-    """One coreset per value, each evaluated once."""
+    """One coreset per value, each evaluated once; accuracies and AUROCs are in percent."""
+    unit = unit if unit is not None else "percent" if metric.endswith(("acc", "auroc")) else ""
     where = (dataset, ipc, method, inference, network)
     return [
-        Row(*where, f"{method}-{dataset}-{ipc}-{seed}", seed, 0, evaluator, metric, value, higher, notes, ranked)
+        Row(*where, f"{method}-{dataset}-{ipc}-{seed}", seed, 0, evaluator, metric, value, higher, unit, notes, ranked)
         for seed, value in enumerate(values)
     ]
 
@@ -66,8 +68,10 @@ def test_inference_and_network_are_shown_only_where_they_vary() -> None:
 
 def test_mean_is_over_coresets_of_their_means() -> None:
     place = ("digits", 1, "a", "vi", "conv")
-    one = [Row(*place, "one", 0, seed, "e", "acc", value, True) for seed, value in enumerate((0.2, 0.4, 0.6))]
-    table = build([*one, Row(*place, "two", 1, 0, "e", "acc", 0.8, True)])
+    one = [
+        Row(*place, "one", 0, seed, "e", "acc", value, True, "percent") for seed, value in enumerate((0.2, 0.4, 0.6))
+    ]
+    table = build([*one, Row(*place, "two", 1, 0, "e", "acc", 0.8, True, "percent")])
     found = summary(table.lines[0].cells[0])
     assert found.n == 2
     assert found.mean == pytest.approx(0.6)
@@ -78,7 +82,7 @@ def test_mean_is_over_coresets_of_their_means() -> None:
 def test_a_deterministic_coreset_counts_once() -> None:
     place = ("digits", 1, "herding", "vi", "conv", "the-one")
     twice = [
-        Row(*place, distil, evaluate, "e", "acc", 0.5 + evaluate / 10, True)
+        Row(*place, distil, evaluate, "e", "acc", 0.5 + evaluate / 10, True, "percent")
         for distil in range(3)
         for evaluate in range(2)
     ]
@@ -93,6 +97,8 @@ def test_rows_that_contradict_each_other_are_refused() -> None:
         build(rows("a", [0.5]) + rows("a", [0.6]))
     with pytest.raises(UserError, match="both that higher and that lower"):
         build(rows("a", [0.5]) + rows("b", [0.6], higher=False))
+    with pytest.raises(UserError, match="both in percent and not"):
+        build(rows("a", [0.5]) + rows("b", [0.6], unit=""))
 
 
 def test_the_same_nan_twice_is_no_contradiction() -> None:
@@ -163,7 +169,9 @@ def test_n_is_said_once_if_equal_and_in_the_cell_if_not() -> None:
 
 def test_the_spread_within_a_coreset_is_said_separately() -> None:
     place = ("digits", 1, "a", "vi", "conv", "c")
-    table = build([Row(*place, 0, seed, "e", "acc", value, True) for seed, value in enumerate((0.50, 0.51, 0.52))])
+    table = build(
+        [Row(*place, 0, seed, "e", "acc", value, True, "percent") for seed, value in enumerate((0.50, 0.51, 0.52))]
+    )
     assert table.footnotes[1].endswith("smallest to largest: acc 1.0 %.")
 
 
