@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bpcbench.errors import UserError
+from bpcbench.records import Unit
 from bpcbench.reporting import Cell, Row, Table, build
 from bpcbench.stats import Summary
 
