@@ -44,22 +44,28 @@ def table(found: Mapping[str, Sequence[float]]) -> str:
 
 def sheet(image: Array, seed: int = 0) -> bytes:
     """Return one image (c, h, w) with a row per type and a column per severity, the clean image first, as PNG."""
+    import torch
     from PIL import Image, ImageDraw
 
+    from bpcbench_torch.torchvision_compat import import_torchvision
+
+    torchvision = import_torchvision()
+    images = []
+    for kind in CORRUPTIONS:
+        images += [image, *(next(corrupted(image[None], kind, severity, seed))[0] for severity in SEVERITIES)]
     zoom = max(1, _SIDE // max(image.shape[1:]))
-    high, wide = (zoom * side + _GAP for side in image.shape[1:])
-    size = (_MARGIN + (1 + len(SEVERITIES)) * wide, _TITLE + len(CORRUPTIONS) * high)
-    canvas = Image.new("RGB", size, "white")
+    tiles = torch.from_numpy(np.stack(images)).repeat_interleave(zoom, 2).repeat_interleave(zoom, 3)
+    columns = 1 + len(SEVERITIES)
+    grid = torchvision.utils.make_grid(tiles, nrow=columns, padding=_GAP, pad_value=255)
+    high, wide = (side + _GAP for side in tiles.shape[2:])
+    canvas = Image.new("RGB", (_MARGIN + columns * wide, _TITLE + len(CORRUPTIONS) * high), "white")
+    # The grid has a gap above and to the left of its first tile.
+    canvas.paste(torchvision.transforms.functional.to_pil_image(grid), (_MARGIN - _GAP, _TITLE - _GAP))
     draw = ImageDraw.Draw(canvas)
     for column, title in enumerate(["clean", *map(str, SEVERITIES)]):
         draw.text((_MARGIN + column * wide + 2, 3), title, "black")
     for row, kind in enumerate(CORRUPTIONS):
         draw.text((6, _TITLE + row * high + high // 2 - 8), kind, "black")
-        shown = [image, *(next(corrupted(image[None], kind, severity, seed))[0] for severity in SEVERITIES)]
-        for column, pixels in enumerate(shown):
-            colours = np.broadcast_to(pixels, (3, *pixels.shape[1:])).transpose(1, 2, 0)
-            tile = Image.fromarray(np.ascontiguousarray(colours.repeat(zoom, 0).repeat(zoom, 1)))
-            canvas.paste(tile, (_MARGIN + column * wide, _TITLE + row * high))
     buffer = io.BytesIO()
     canvas.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

@@ -50,8 +50,8 @@ class PictureDataset(ConvertedDataset):
 def decode(path: str, mode: Mode, size: int | None = None) -> Array:
     """Return a picture as uint8 CHW; UserError if it is damaged or has more than eight bits per channel.
 
-    With `size`, the shorter side is scaled to it (bilinear, antialiased) and the centre square cut out, as
-    torchvision's `Resize(size)` and `CenterCrop(size)` do. Transparency is dropped.
+    With `size`, torchvision scales the shorter side to it (bilinear, antialiased) and cuts out the centre square.
+    Transparency is dropped.
     """
     from PIL import Image as pillow  # noqa: N813
 
@@ -69,17 +69,11 @@ def decode(path: str, mode: Mode, size: int | None = None) -> Array:
 
 
 def _square(picture: Image, size: int) -> Image:
-    from PIL.Image import Resampling
+    from bpcbench_torch.torchvision_compat import import_torchvision
 
-    width, height = picture.size
-    short = min(width, height)
-    wide, high = (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
-    if short != size:
-        picture = picture.resize((wide, high), Resampling.BILINEAR)
-    else:
-        wide, high = width, height
-    left, top = round((wide - size) / 2), round((high - size) / 2)
-    return picture.crop((left, top, left + size, top + size))
+    functional = import_torchvision().transforms.functional
+    square: Image = functional.center_crop(functional.resize(picture, size), size)
+    return square
 
 
 def found_below(folder: str) -> list[str]:

@@ -366,6 +366,21 @@ def test_what_is_not_there_or_makes_no_sense_is_said(own: Path) -> None:
         ImageFolder(path="mine", test_fraction=0.9).facts(own)
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(
+    ("width", "height", "scaled", "left", "top"),
+    [(50, 30, (26, 16), 5, 0), (31, 47, (16, 24), 0, 4), (16, 21, (16, 21), 0, 2), (9, 9, (16, 16), 0, 0)],
+)
+def test_the_shorter_side_is_scaled_and_the_centre_cut_out(
+    tmp_path: Path, mode: Any, width: int, height: int, scaled: tuple[int, int], left: int, top: int
+) -> None:
+    made = picture(3, (width, height), mode)
+    made.save(tmp_path / "a.png")
+    resized = np.asarray(made.resize(scaled, Image.Resampling.BILINEAR))[top : top + 16, left : left + 16]
+    expected = resized[None] if mode == "L" else resized.transpose(2, 0, 1)
+    np.testing.assert_array_equal(decode(str(tmp_path / "a.png"), mode, 16), expected)
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "1", "LA"])
 def test_modes_are_converted_as_pillow_does(tmp_path: Path, mode: str) -> None:
     made = picture(1, (9, 7)).convert(mode)
