@@ -96,13 +96,13 @@ def test_tiny_imagenet_is_official_by_its_counts(tiny: Path, monkeypatch: pytest
     assert "wnids.txt lists 3 classes, not 200" in TinyImageNet().differs(tiny)
     monkeypatch.setattr(tiny_imagenet, "_CLASSES", 3)
     monkeypatch.setattr(tiny_imagenet, "_TESTS", 5)
-    assert "n01 has not 500 pictures" in TinyImageNet().differs(tiny)
+    assert "n01 does not have 500 pictures" in TinyImageNet().differs(tiny)
     monkeypatch.setattr(tiny_imagenet, "_PER_CLASS", 4)
     monkeypatch.setattr(TinyImageNet, "version", 2)
     assert TinyImageNet().differs(tiny) == ""
     assert TinyImageNet().facts(tiny).notes == ()
     (tiny / "tiny-imagenet-200" / "train" / "n02" / "images" / "n02_1.JPEG").unlink()
-    assert "n02 has not 4 pictures" in TinyImageNet().differs(tiny)
+    assert "n02 does not have 4 pictures" in TinyImageNet().differs(tiny)
     save(tiny / "tiny-imagenet-200" / "train" / "n02" / "images" / "n02_1.JPEG", 1)
     (tiny / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn01\n")
     assert "val has 1 pictures, not 5" in TinyImageNet().differs(tiny)
@@ -343,7 +343,7 @@ def test_wrong_folders_are_an_error_and_nothing_is_written(
     if says is None:
         assert mine.facts(own).class_names == ("ant", "cow")
         place_folder(own / "mine", ("test",), ("dog",))
-        says = "has the classes dog, which train has not"
+        says = "has the classes dog, which train does not have"
     with pytest.raises(UserError, match=says):
         [mine.load(own, split) for split in ("train", "test")]
     assert clean(own) or "cannot be read" in says or "bits" in says
@@ -353,7 +353,7 @@ def test_wrong_folders_are_an_error_and_nothing_is_written(
 def test_what_is_not_there_or_makes_no_sense_is_said(own: Path) -> None:
     with pytest.raises(MissingData, match="needs its option `path`"):
         ImageFolder().facts(own)
-    with pytest.raises(MissingData, match="there is no folder"):
+    with pytest.raises(MissingData, match="of its option `path` does not exist"):
         ImageFolder(path="nowhere").facts(own)
     for wrong in ({"size": 0}, {"test_fraction": 1.0}, {"test_fraction": 0.0}, {"seed": -1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
