@@ -1,4 +1,4 @@
-"""What this package brings to bpcbench."""
+"""The hooks of bpcbench_vbpc."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ BPCBENCH_API = 1
 
 @hookimpl
 def bpcbench_methods() -> list[type[Method]]:
-    """Register the method."""
+    """Return VBPC."""
     return [VBPC]
 
 
 @hookimpl
 def bpcbench_inferences() -> list[type[Inference]]:
-    """Register its inference."""
+    """Return VBPC's inference."""
     return [VariationalInference]
 
 

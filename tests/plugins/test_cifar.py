@@ -182,8 +182,8 @@ def test_stand_ins_cannot_be_changed_by_a_pickle(tmp_path: Path) -> None:
         (lambda good: pickle.dumps({"labels": [1] * COUNT}, 3), "no array with rows of 3072"),
         (lambda good: python2(made(0)[0][:, :-1], made(0)[1]), "no array with rows of 3072"),
         (lambda good: pickle.dumps({"data": np.zeros((COUNT, 3072)), "labels": [1] * COUNT}, 3), "unsigned bytes"),
-        (lambda good: python2(made(0)[0], [-1] * COUNT), "below 10"),
-        (lambda good: python2(made(0)[0], [10] * COUNT), "below 10"),
+        (lambda good: python2(made(0)[0], [-1] * COUNT), "integers from 0 to 9"),
+        (lambda good: python2(made(0)[0], [10] * COUNT), "integers from 0 to 9"),
         (lambda good: python2(made(0)[0], [1] * (COUNT - 1)), "9 labels"),
     ],
 )

@@ -121,7 +121,7 @@ def test_some_released_and_some_generated_is_said(tmp_path):
 
 
 def test_nothing_there_is_missing_data(tmp_path):
-    with pytest.raises(MissingData, match=r"labels.npy and one for each type.*CIFAR-10-C.*cifar-10-python.tar.gz"):
+    with pytest.raises(MissingData, match=r"labels.npy and one file per type.*CIFAR-10-C.*cifar-10-python.tar.gz"):
         CIFAR10C().facts(tmp_path)
     release(tmp_path, "snow", labels=False)
     with pytest.raises(MissingData, match=r"holds snow, but not labels.npy"):

@@ -164,7 +164,7 @@ def test_where_the_root_cannot_be_written_the_users_cache_is_used(root: Path, tm
 def test_where_nothing_can_be_written_both_places_are_named(root: Path, tmp_path: Path) -> None:
     (root / ".bpcbench").write_text("")
     (tmp_path / "cache").write_text("")
-    with pytest.raises(UserError, match="nothing can be written") as caught:
+    with pytest.raises(UserError, match="no cache folder can be used") as caught:
         Plain().load(root, "train")
     assert str(root / ".bpcbench") in str(caught.value)
     assert str(tmp_path / "cache") in str(caught.value)

@@ -118,7 +118,7 @@ def test_missing_files_are_named_with_the_place(dataset: type[IdxDataset], tmp_p
         ("train-labels-idx1-ubyte", encoded(made("train")[1][1:]), "30 images"),
         ("train-labels-idx1-ubyte", encoded(made("train")[1] + np.uint8(1)), "label 10"),
         ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]) + struct.pack(">3I", 30, 28, 28), "truncated"),
-        ("train-images-idx3-ubyte", bytes([0, 0, 13, 3]) + encoded(made("train")[0])[4:], "no idx file"),
+        ("train-images-idx3-ubyte", bytes([0, 0, 13, 3]) + encoded(made("train")[0])[4:], "no idx header"),
     ],
 )
 def test_wrong_files_are_an_error_and_nothing_is_written(tmp_path: Path, name: str, content: bytes, says: str) -> None:
