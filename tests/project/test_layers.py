@@ -3,76 +3,69 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import importlib.util
+import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2] / "bpcbench"
+ROOT = Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location("docs_tree", ROOT / "docs" / "tree.py")
+assert _spec is not None
+assert _spec.loader is not None
+tree = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tree)
 
-LAYERS: list[set[str]] = [
-    {"errors", "records", "text", "reading"},
-    {"stats", "detection", "sampling", "figures"},
-    {"metrics"},
-    {"api"},
-    {"hooks"},
-    {"registry", "store"},
-    {"data", "suite"},
-    {"planning"},
-    {"coresets", "reporting", "tracking"},
-    {"running"},
-    {"session", "testing"},
-    {"commands", "cli", "__main__", "__init__"},
-]
+BASIS = {"errors", "records", "text", "reading"}
 ALLOWED = {
-    "store": {"errors", "records", "text", "reading"},
-    "reporting": {"errors", "records", "text", "reading", "stats", "metrics", "detection", "figures", "store"},
-    "tracking": {"errors", "records", "text", "reading", "stats", "metrics", "detection", "figures", "store"},
-    "figures": {"errors", "records", "text", "metrics"},
+    "store": BASIS,
+    "figures": {*BASIS, "metrics"},
+    "reporting": {*BASIS, "stats", "metrics", "detection", "figures", "store"},
+    "tracking": {*BASIS, "stats", "metrics", "detection", "figures", "store"},
 }
-"""Packages that may import less than the layers below them."""
+"""Packages that may import less than the layers below them: views know the store and the top level only."""
+FOREIGN = {"torch", "torchvision", "jax", "mlflow", "sklearn"}
 
 
-def room(path: Path) -> str:
-    """Return the top-level module or package that a file belongs to."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Yield the rooms that a file imports from."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "bpcbench":
-            parts = node.module.split(".")
-            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name.split(".")[1] for alias in node.names if alias.name.startswith("bpcbench.")]
-        for name in names:
-            if (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file():
-                yield name
+def files() -> list[Path]:
+    return [path for path in tree.CORE.rglob("*.py") if tree.room(path) != "suites"]
 
 
 def test_every_room_has_a_layer():
-    rooms = {room(path) for path in ROOT.rglob("*.py")} - {"suites"}
-    assert rooms == set().union(*LAYERS)
+    assert {tree.room(path) for path in files()} == {name for layer in tree.LAYERS for name in layer}
 
 
 def test_imports_point_downwards():
-    level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    level = {name: number for number, layer in enumerate(tree.LAYERS) for name in layer}
     wrong = []
-    for path in ROOT.rglob("*.py"):
-        mine = room(path)
-        for other in imports(path):
+    for path in files():
+        mine = tree.room(path)
+        for other in tree.imported_rooms(path):
             below = level[other] < level[mine] and other in ALLOWED.get(mine, {other})
-            # `records` and `api` describe each other's types; nothing is imported at run time.
-            typed = (mine, other) == ("records", "api")
+            # Records name the types of plugins and figures for type checkers only.
+            typed = mine == "records" and other in ("api", "figures")
             if other != mine and not below and not typed:
-                wrong.append(f"{path.relative_to(ROOT.parent)} imports bpcbench.{other}")
+                wrong.append(f"{path.relative_to(ROOT)} imports bpcbench.{other}")
     assert wrong == []
 
 
-def test_the_core_imports_no_framework_and_no_plugin():
-    foreign = {"torch", "torchvision", "jax", "bpcbench_torch", "bpcbench_data", "bpcbench_vbpc", "bpcbench_bpc"}
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.partition(".")[0] for name in names} & foreign, path
+def test_records_import_nothing_at_run_time():
+    body = ast.parse((tree.CORE / "records.py").read_text()).body
+    modules = [node.module or "" for node in body if isinstance(node, ast.ImportFrom)]
+    assert not [module for module in modules if module.startswith("bpcbench")]
+
+
+def test_the_core_imports_no_framework_at_start_up():
+    for path in files():
+        body = ast.parse(path.read_text()).body
+        names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in body if isinstance(node, ast.ImportFrom)]
+        assert not {name.partition(".")[0] for name in names} & FOREIGN, path
+
+
+def test_the_core_knows_no_plugin():
+    plugins = {path.name for path in (ROOT / "plugins").iterdir()}
+    for path in files():
+        assert not set(re.findall(r"^\s*(?:from|import) (bpcbench_\w+)", path.read_text(), re.M)) & plugins, path
+
+
+def test_the_page_of_the_tree_is_as_generated():
+    assert tree.PAGE.read_text() == tree.page(), "the source has changed: run `python docs/tree.py`"
