@@ -23,17 +23,6 @@ KINDS = (
     "plugins",
     "suites",
 )
-    "datasets",
-    "methods",
-    "preprocessings",
-    "prerequisites",
-    "inferences",
-    "networks",
-    "evaluators",
-    "engines",
-    "plugins",
-    "suites",
-)
 FORMATS = ("text", "md", "latex", "csv", "json")
 PLAIN_FORMATS = ("text", "md", "csv")
 
