@@ -214,8 +214,10 @@ def test_results_of_changed_code_are_cached_and_marked(
     bench = Bench(write_suite, tmp_path / "out")
     bench.run()
     file.write_text(file.read_text() + "\n# a comment\n")
+    source.clear()  # as a new process begins
     assert {planned.status for planned in bench.plan().stages} == {"cached"}
     file.write_text(file.read_text() + "\nANOTHER = 1\n")
+    source.clear()
     plan = bench.plan()
     assert {planned.status for planned in plan.stages} == {"cached (code changed)"}
     assert plan.to_do() == []
@@ -281,6 +283,7 @@ def test_only_the_stages_behind_which_the_edited_module_is_are_marked(
     assert bench.plan().stale() == []
     file = tmp_path / f"{edited}.py"
     file.write_text(file.read_text() + "\nFACTOR = 2\n")
+    source.clear()  # as a new process begins
     plan = bench.plan()
     assert plan.to_do() == []
     statuses = {(planned.kind, planned.status) for planned in plan.stages}
