@@ -148,7 +148,7 @@ class Dataset(Plugin, abc.ABC):
 
 
 class Prerequisite(Plugin, abc.ABC):
-    """Something made once from training data and shared by all who ask: a preprocessing, expert trajectories."""
+    """Something made once from training data and shared by all who ask, such as expert trajectories."""
 
     resources: ClassVar[Resources] = Resources()
 

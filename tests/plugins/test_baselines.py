@@ -69,7 +69,7 @@ def test_native_is_a_plain_network_and_no_gpu_is_taken(method: Method) -> None:
     native = method.native(facts, 1)
     assert native is not None
     assert (native.inference, native.network) == (Ref("network"), Ref("conv-bn"))
-    assert method.gpus == 0
+    assert method.resources.gpus == 0
     assert method.skip(facts, 10) is None
 
 

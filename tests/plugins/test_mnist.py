@@ -76,7 +76,7 @@ def test_facts_come_from_headers_and_note_a_subset(tmp_path: Path, zipped: bool)
     facts = MNIST().facts(tmp_path)
     assert facts.shape == (1, 28, 28)
     assert facts.sizes == SMALL
-    assert facts.notes == ("subset",)
+    assert facts.marks == ("subset",)
     assert facts.class_names == tuple("0123456789")
     assert not list(tmp_path.rglob("*.npy"))
 
@@ -193,7 +193,7 @@ def test_real_data_are_what_torchvision_reads(dataset: type[IdxDataset]) -> None
     root = real(dataset)
     facts = dataset().facts(root)
     assert facts.sizes == {"train": 60_000, "test": 10_000}
-    assert facts.notes == ()
+    assert facts.marks == ()
     import_torchvision()
     from torchvision import datasets
 

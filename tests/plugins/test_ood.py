@@ -16,10 +16,10 @@ import bpcbench
 from bpcbench import metrics, session
 from bpcbench.errors import UserError
 from bpcbench.figures import Curves
+from bpcbench.planning.stages import ScoreStage
 from bpcbench.records import Array, Facts, Given, Predictions, Ref, SplitRef, Transform
 from bpcbench.registry.discovery import Registry
 from bpcbench.running.predictions import read_predictions
-from bpcbench.store.address import Address
 from bpcbench.store.store import Store
 from bpcbench.testing import EvaluatorConformance
 from bpcbench_evaluators.ood import SCORES, SETS, OutOfDistribution
@@ -248,9 +248,10 @@ examples: 60
     store = Store.open(tmp_path / "out")
     for cell in session.plan(suite, out=tmp_path / "out").cells:
         predictions = {}
-        for item in store.meta(cell.scores["ood"])["body"]["inputs"]:
-            artefact = store.read(Address.parse(item["address"]))
-            predictions[item["dataset"] and item["dataset"]["plugin"]] = read_predictions(artefact)
+        stage = ScoreStage.from_json(store.meta(cell.scores["ood"])["stage"])
+        for item in stage.predictions:
+            other = item.wanted.dataset
+            predictions[other and other.plugin] = read_predictions(store.read(item.address))
         assert predictions["noise"].labels is None
         inside, outside = (np.exp(predictions[name].log_probs).max(1) for name in (None, "noise"))
         expected = oracle.roc_auc_score(np.r_[np.ones(60), np.zeros(60)], np.r_[inside, outside])

@@ -92,7 +92,7 @@ def test_tiny_imagenet_is_read_class_by_class_and_grey_becomes_colour(tiny: Path
 
 
 def test_tiny_imagenet_is_official_by_its_counts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert TinyImageNet().facts(tiny).notes == ("subset",)
+    assert TinyImageNet().facts(tiny).marks == ("subset",)
     assert "wnids.txt lists 3 classes, not 200" in TinyImageNet().differs(tiny)
     monkeypatch.setattr(tiny_imagenet, "_CLASSES", 3)
     monkeypatch.setattr(tiny_imagenet, "_TESTS", 5)
@@ -100,7 +100,7 @@ def test_tiny_imagenet_is_official_by_its_counts(tiny: Path, monkeypatch: pytest
     monkeypatch.setattr(tiny_imagenet, "_PER_CLASS", 4)
     monkeypatch.setattr(TinyImageNet, "version", 2)
     assert TinyImageNet().differs(tiny) == ""
-    assert TinyImageNet().facts(tiny).notes == ()
+    assert TinyImageNet().facts(tiny).marks == ()
     (tiny / "tiny-imagenet-200" / "train" / "n02" / "images" / "n02_1.JPEG").unlink()
     assert "n02 does not have 4 pictures" in TinyImageNet().differs(tiny)
     save(tiny / "tiny-imagenet-200" / "train" / "n02" / "images" / "n02_1.JPEG", 1)
@@ -186,11 +186,11 @@ def test_imagewoof_is_resized_as_torchvision_does(dogs: Path, size: int) -> None
 
 def test_imagewoof_is_official_by_its_counts(dogs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = Imagewoof().facts(dogs)
-    assert (facts.shape, facts.classes, facts.notes) == ((3, 128, 128), 10, ("subset",))
+    assert (facts.shape, facts.classes, facts.marks) == ((3, 128, 128), 10, ("subset",))
     assert facts.class_names[0] == "Shih-Tzu"
     assert f"{dogs / 'imagewoof2' / 'train'} has 30 pictures, not 9,025" in Imagewoof().differs(dogs)
     monkeypatch.setattr(woof, "_SIZES", {"train": 30, "test": 20})
-    assert Imagewoof().facts(dogs).notes == ()
+    assert Imagewoof().facts(dogs).marks == ()
     (dogs / "imagewoof2" / "val" / "n02115641" / "0.JPEG").unlink()
     assert "val has 19 pictures, not 20" in Imagewoof().differs(dogs)
 
@@ -260,7 +260,7 @@ def test_parts_of_a_folder_are_its_splits(tmp_path: Path, test: str, grey: bool)
     folder = place_folder(tmp_path / "mine", ("train", test))
     mine = ImageFolder(path=str(folder), size=16, grey=grey)
     facts = mine.facts(tmp_path)
-    assert (facts.sizes, facts.class_names, facts.notes) == ({"train": 20, "test": 20}, ("ant", "bee"), ())
+    assert (facts.sizes, facts.class_names, facts.marks) == ({"train": 20, "test": 20}, ("ant", "bee"), ())
     shape = transforms.Compose([transforms.Resize(16), transforms.CenterCrop(16)])
     for split, part in (("train", "train"), ("test", test)):
         theirs = datasets.ImageFolder(folder / part, loader=lambda path: Image.open(path))
@@ -293,13 +293,12 @@ def test_a_folder_without_a_test_part_is_split_by_the_seed(own: Path) -> None:
 
 
 def test_where_a_folder_lies_is_not_part_of_its_key(own: Path) -> None:
-    from bpcbench.registry.discovery import registry
-    from bpcbench.registry.options import describe, identity
+    from bpcbench.planning.spec import Spec
 
     place_folder(own / "copy")
     first, second = ImageFolder(path="mine", size=16), ImageFolder(path=str(own / "copy"), size=16)
-    assert identity(registry(), first) == identity(registry(), second)
-    assert describe(first)["path"] == "mine"
+    assert Spec.of(first).digest == Spec.of(second).digest
+    assert Spec.of(first).settings()["path"] == "mine"
     assert first.fingerprint(own, "train") == second.fingerprint(own, "train")
 
 

@@ -19,6 +19,7 @@ from bpcbench.session import rows
 HOOKS = {name: value for name, value in vars(hooks).items() if name.startswith("bpcbench_")}
 EXPECTED = {
     "bpcbench_datasets": ("dataset", "stripes"),
+    "bpcbench_preprocessings": ("preprocessing", "centre"),
     "bpcbench_prerequisites": ("prerequisite", "class-means"),
     "bpcbench_methods": ("method", "jitter"),
     "bpcbench_inferences": ("inference", "nearest-mean"),
@@ -55,7 +56,8 @@ class ByMeans(bpcbench.Method):
 
     def distil(self, data, ipc, given, ctx):
         labels = np.arange(data.facts.classes)
-        return bpcbench.Coreset(given["means"].members["final"]["means"], labels, labels, len(labels))
+        images = given["means"].members["final"]["means"]
+        return bpcbench.Coreset(images=images, targets=labels, classes=len(labels))
 
 @bpcbench.hookimpl
 def bpcbench_methods():
