@@ -36,6 +36,7 @@ from bpcbench.records import (
     Facts,
     Given,
     Made,
+    Metric,
     Native,
     Need,
     Offer,
@@ -55,7 +56,7 @@ from bpcbench.records import (
     Transform,
 )
 from bpcbench.sampling import per_class, stratified_holdout
-from bpcbench.session import load_coreset, results, run
+from bpcbench.session import Session, load_coreset, results, run
 
 __version__ = "0.1.0"
 
@@ -79,6 +80,7 @@ __all__ = [
     "Inference",
     "Made",
     "Method",
+    "Metric",
     "MissingData",
     "Mistakes",
     "Native",
@@ -98,6 +100,7 @@ __all__ = [
     "Resources",
     "RunInfo",
     "Scores",
+    "Session",
     "Split",
     "SplitRef",
     "StageEvent",

@@ -23,6 +23,7 @@ from bpcbench.records import (
     Ended,
     Facts,
     Given,
+    Metric,
     Native,
     Need,
     Offer,
@@ -148,7 +149,7 @@ class Dataset(Plugin, abc.ABC):
 
 
 class Prerequisite(Plugin, abc.ABC):
-    """Something made once from training data and shared by all who ask: a preprocessing, expert trajectories."""
+    """Something made once from training data and shared by all who ask, such as expert trajectories."""
 
     resources: ClassVar[Resources] = Resources()
 
@@ -178,6 +179,9 @@ class Preprocessing(Plugin, abc.ABC):
     def fit(self, data: Data, ctx: Context) -> Arrays:
         """Return the fitted arrays: a function of the options and the training data alone."""
 
+    default: ClassVar[bool] = False
+    """What a suite gets that names none. A subclass does not inherit it."""
+
     @abc.abstractmethod
     def apply(self, images: Array, arrays: Arrays) -> Array:
         """Map uint8 NCHW images to float32 network space."""
@@ -195,6 +199,8 @@ class Method(Plugin, abc.ABC):
     """False when the result does not depend on the images per class (the whole data set): it is then made once."""
     uses_seed: ClassVar[bool] = True
     """False when the result is deterministic: it is then made once for all distillation seeds."""
+    ranked: ClassVar[bool] = True
+    """False for a reference that is no competitor, such as training on all data: tables show it without ranking it."""
 
     def convention(self) -> Convention:
         """Return how the coreset's targets are to be read."""
@@ -285,6 +291,8 @@ class Inference(Plugin, abc.ABC):
 class Evaluator(Plugin, abc.ABC):
     """Scores stored predictions. Metrics come from `bpcbench.metrics`, so that a number means one thing."""
 
+    default: ClassVar[bool] = False
+    """What a suite gets that names none. A subclass does not inherit it."""
     uses_coreset: ClassVar[bool] = False
     """True when `score` looks at `given.coreset`, the coreset from which the predictions were made."""
 
@@ -302,19 +310,14 @@ class Evaluator(Plugin, abc.ABC):
 
     @abc.abstractmethod
     def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
-        """Return the metrics. Names are lower case; `higher_is_better` says which way each goes."""
+        """Return values of metrics that `metrics` declares, all or some, and figures of `bpcbench.figures`."""
 
-    def metrics(self) -> Sequence[str]:
-        """Return the names of all metrics it may give, so that a suite can be checked; empty if they are not known."""
-        return ()
+    @abc.abstractmethod
+    def metrics(self) -> Sequence[Metric]:
+        """Return every metric that `score` may give with these options, on any data set; names are lower case.
 
-    def higher_is_better(self, metric: str) -> bool | None:
-        """Return the direction of a metric, or None if it has none."""
-        return None
-
-    def figures(self, arrays: Arrays) -> Mapping[str, bytes]:
-        """Return PNG pictures by name, drawn from the arrays of `Scores`."""
-        return {}
+        Suites are checked against it, and tables take directions and units from it.
+        """
 
 
 class Pool(Protocol):

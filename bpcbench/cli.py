@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     top = argparse.ArgumentParser(
         prog="bpcbench",
-        description="Benchmark Bayesian pseudo-coresets: run suites, compare methods, print the paper's tables.",
+        description="Benchmark Bayesian pseudo-coresets: run suites, compare methods, print tables as papers do.",
     )
     top.add_argument("--version", action="store_true", help="print the version and leave")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
@@ -51,10 +52,10 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--all", action="store_true", help="list every stage, not only a summary")
     plan.add_argument("--json", action="store_true", help="every stage as JSON")
 
-    report = _suite_command(commands, "report", "suite:report", "print the table of what the store has")
+    report = _suite_command(commands, "report", "suite:report", "print the table of what the store has", view=True)
     report.add_argument("--format", choices=FORMATS, default="text")
     report.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
-    report.add_argument("--published", action="store_true", help="add the paper's numbers")
+    report.add_argument("--published", action="store_true", help="put published numbers below measured ones")
     report.add_argument("--output", metavar="FILE", help="write to a file")
     instead = report.add_mutually_exclusive_group()
     instead.add_argument("--against", metavar="METHOD", help="paired differences to a method, instead of the table")
@@ -66,12 +67,14 @@ def parser() -> argparse.ArgumentParser:
     anytime.add_argument("--steps", type=_steps, metavar="A,B", help="snapshots to evaluate (default: all)")
     anytime.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
     anytime.add_argument("--format", choices=PLAIN_FORMATS, default="text")
-    anytime.add_argument("--pictures", metavar="FOLDER", help="draw the curves into a folder, as PNG")
+    anytime.add_argument("--pictures", metavar="FOLDER", help="draw the curves into a folder, as SVG")
     anytime.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
     anytime.add_argument("--quiet", action="store_true", help="print failures and the curves only")
 
     tune = _suite_command(commands, "tune", "suite:tune", "try the settings a suite declares, on the validation split")
-    tune.add_argument("--output", metavar="FILE", help="write the preset to a file (default: print it)")
+    tune.add_argument(
+        "--output", metavar="FILE", help="preset to write, with its trials in records/ beside it (default: print)"
+    )
     tune.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
     tune.add_argument("--quiet", action="store_true", help="print failures and the preset only")
 
@@ -117,36 +120,61 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("target", help="a folder that does not exist yet")
     export.set_defaults(run="upkeep:export")
 
-    store = commands.add_parser("store", help="list or prune what the store keeps")
-    store.add_argument("action", choices=("list", "prune"))
-    store.add_argument("--kind", choices=("prerequisite", "coreset", "predict", "score"))
-    store.add_argument("--older", metavar="DAYS", type=float, help="only members committed longer ago")
-    store.add_argument("--scratch", action="store_true", help="prune: also interrupted attempts and damaged members")
-    store.add_argument("--yes", action="store_true", help="prune: really delete; otherwise only say what would be")
-    store.add_argument("--json", action="store_true")
-    store.set_defaults(run="upkeep:store")
+    _store_commands(commands.add_parser("store", help="list, prune, merge or verify what the store keeps"))
 
-    for command in (ui, sync, doctor, export, store):
-        _where(command)
+    for command in (ui, sync, doctor, export):
+        _out(command)
+    _data(doctor)
     return top
 
 
-def _suite_command(commands: argparse._SubParsersAction, name: str, run: str, text: str) -> argparse.ArgumentParser:  # type: ignore[type-arg]
+def _store_commands(store: argparse.ArgumentParser) -> None:
+    actions = store.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="list the members of the store")
+    listing.add_argument("--json", action="store_true")
+    listing.set_defaults(run="store:listing")
+    prune = actions.add_parser("prune", help="delete members, interrupted attempts and damaged members")
+    prune.add_argument("--scratch", action="store_true", help="also interrupted attempts and damaged members")
+    prune.add_argument("--yes", action="store_true", help="really delete; otherwise only print what would be deleted")
+    prune.set_defaults(run="store:prune")
+    for action in (listing, prune):
+        action.add_argument("--kind", choices=("prerequisite", "coreset", "predict", "score"))
+        action.add_argument("--older", metavar="DAYS", type=_days, help="only members committed longer ago")
+    merge = actions.add_parser("merge", help="bring what other stores hold into this one; they are only read")
+    merge.add_argument("others", nargs="+", metavar="OTHER", help="another store")
+    merge.add_argument("--dry-run", action="store_true", help="only print what would happen")
+    merge.set_defaults(run="store:merge")
+    verify = actions.add_parser("verify", help="derive every key again and compare every checksum")
+    verify.add_argument("--set-aside", action="store_true", help="move damaged members to damaged/")
+    verify.set_defaults(run="store:verify")
+    for action in (listing, prune, merge, verify):
+        _out(action)
+
+
+def _suite_command(
+    commands: argparse._SubParsersAction,  # type: ignore[type-arg]
+    name: str,
+    run: str,
+    text: str,
+    *,
+    view: bool = False,
+) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     command.add_argument("suite", help="a shipped suite's name, PLUGIN:NAME, or a YAML file")
     command.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="e.g. 'ipc=[1,10]' methods.kmeans.iterations=50"
     )
-    command.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, ...")
-    command.add_argument("--unverified", action="store_true", help="use data, marked `subset`, that are not official")
-    _where(command)
+    _out(command)
+    if not view:
+        command.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, ...")
+        command.add_argument("--unverified", action="store_true", help="admit unofficial data, marked `subset`")
+        _data(command)
     command.set_defaults(run=run)
     return command
 
 
-def _where(command: argparse.ArgumentParser) -> None:
+def _out(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", default=DEFAULT_OUT, metavar="FOLDER", help=f"the store (default: {DEFAULT_OUT})")
-    _data(command)
 
 
 def _data(command: argparse.ArgumentParser) -> None:
@@ -158,6 +186,13 @@ def _steps(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers of steps such as 0,100,1000, got {text!r}") from None
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 <= days < math.inf:
+        raise argparse.ArgumentTypeError("must be a number of days, 0 or more")
+    return days
 
 
 def _positive(text: str) -> int:

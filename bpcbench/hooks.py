@@ -17,10 +17,12 @@ from pathlib import Path
 import pluggy
 
 from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Preprocessing, Prerequisite
-from bpcbench.records import StageEvent
+from bpcbench.records import Publication, StageEvent
 
 API_VERSION = 1
-"""Raised when a hook or a class of `bpcbench.api` changes in a way that old plugins would notice."""
+"""The version of the hooks and of the classes of `bpcbench.api`; raised when old plugins would notice a change."""
+OLDEST_API_VERSION = 1
+"""The oldest version that a plugin may be written for."""
 
 hookspec = pluggy.HookspecMarker("bpcbench")
 hookimpl = pluggy.HookimplMarker("bpcbench")
@@ -229,6 +231,9 @@ def bpcbench_evaluators() -> Iterable[type[Evaluator]]:
             "How much more confident than accurate the predictions are."
             name = "confidence"
 
+            def metrics(self):
+                return [bpcbench.Metric("overconfidence", None, help="mean confidence less accuracy")]
+
             def score(self, predictions, given):
                 (p,) = predictions.values()
                 confidence = float(np.exp(p.log_probs.max(axis=1)).mean())
@@ -325,6 +330,40 @@ def bpcbench_suites() -> Mapping[str, Path]:
         @bpcbench.hookimpl
         def bpcbench_suites():
             return {"tiny": Path(__file__).with_name("tiny.yaml")}
+    """
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def bpcbench_published() -> Iterable[Publication]:
+    """Return the printed numbers of papers, to stand below measured ones in `bpcbench report --published`.
+
+    A number names the cells that it stands beside by plugin names and options, never by a suite's labels; an axis that
+    is not named matches everything. Of several numbers that match a cell, the one that names most is shown, and of
+    those the first. The hook is called only when a report asks for published numbers. An error here is reported with
+    the plugin's name, and the table is printed without these numbers.
+
+    Example:
+        import bpcbench
+        from bpcbench.records import Publication, PublishedNumber, PublishedPattern
+
+        CELLS = PublishedPattern(dataset="stripes", method="jitter", inference="nearest-mean")
+        NUMBER = PublishedNumber(
+            table="Table 1",
+            dataset="Stripes",
+            ipc=3,
+            method="Jitter (ours)",
+            metric="acc",
+            mean=0.951,
+            std=0.004,
+            printed=("95.1", "0.4"),
+            cells=(CELLS,),
+        )
+
+        @bpcbench.hookimpl
+        def bpcbench_published():
+            note = "Its images have twice the resolution."
+            return [Publication("Jitter, 2025", "A. Author: Jittered coresets. 2025.", (NUMBER,), note)]
     """
     raise AssertionError("a specification is never called")
 

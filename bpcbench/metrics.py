@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bpcbench.detection import aupr_in, aupr_out, auroc, fpr95, refuse_nan_and_inf, risk_coverage, roc
-from bpcbench.records import Array
+from bpcbench.records import Array, Metric
 
 __all__ = [
-    "HIGHER_IS_BETTER",
+    "METRICS",
     "VERSION",
     "accuracy",
     "accuracy_at_coverage",
@@ -46,11 +46,29 @@ __all__ = [
 VERSION: int = 1
 """Bumped when a definition changes what it returns; part of the key of every score."""
 
-HIGHER_IS_BETTER: Mapping[str, bool] = MappingProxyType(
-    dict.fromkeys(("acc", "acc_at_80", "acc_at_90", "auroc", "aupr_in", "aupr_out"), True)
-    | dict.fromkeys(("nll", "nll_ts", "member_nll", "brier", "ece", "aurc", "fpr95"), False)
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        metric.name: metric
+        for metric in (
+            Metric("acc", "higher", "percent", "share of examples whose most probable class is the label"),
+            Metric("nll", "lower", "", "mean negative log-likelihood, in nats"),
+            Metric("brier", "lower", "", "squared errors summed over classes, 0 to 2"),
+            Metric("ece", "lower", "", "expected calibration error"),
+            Metric("aurc", "lower", "", "area under the risk-coverage curve"),
+            Metric("acc_at_80", "higher", "percent", "accuracy of the surest 80 % of the predictions"),
+            Metric("acc_at_90", "higher", "percent", "accuracy of the surest 90 % of the predictions"),
+            Metric("member_nll", "lower", "", "mean NLL of a single member"),
+            Metric("nll_ts", "lower", "", "NLL after temperature scaling"),
+            Metric("temperature", None, "", "temperature fitted on the validation part"),
+            Metric("nll_batch128", None, "", "batch-wise NLL of the reference code, never ranked"),
+            Metric("auroc", "higher", "percent", "area under the ROC curve"),
+            Metric("aupr_in", "higher", "percent", "average precision, own images as positives"),
+            Metric("aupr_out", "higher", "percent", "average precision, other images as positives"),
+            Metric("fpr95", "lower", "percent", "share of other images kept where 95 % of the own are kept"),
+        )
+    }
 )
-"""The direction of each ranked metric by the name it has in results; `nll_batch128` is never ranked."""
+"""Direction, unit and meaning of each metric by the name it has in results."""
 
 _Floats = npt.NDArray[np.float64]
 

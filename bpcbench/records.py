@@ -5,7 +5,7 @@ Arrays are NumPy on purpose: a plugin may be written in torch, JAX or neither, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from bpcbench.api import Inference, Method, Network, Preprocessing, Prerequisite
+    from bpcbench.figures import Figure
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -25,6 +26,9 @@ Kind = Literal["prerequisite", "coreset", "predict", "score"]
 """The kinds of stages."""
 Status = Literal["done", "cached", "busy", "failed", "skipped", "stopped"]
 """How a stage ends: made here; made by another process; still being made there; ..."""
+Direction = Literal["higher", "lower"]
+Unit = Literal["", "percent"]
+"""How tables print a metric: as it is; or a fraction in percent."""
 
 FINAL = "final"
 """The member that holds a coreset's last iterate."""
@@ -373,12 +377,40 @@ class Predictions:
     extras: Arrays = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Metric:
+    """What an evaluator declares of a number that it gives.
+
+    `direction` says which values are better; a metric without one is shown and not ranked. With the unit `percent` the
+    value is a fraction that tables print in percent.
+    """
+
+    name: str
+    direction: Direction | None
+    unit: Unit = ""
+    help: str = ""
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("higher", "lower", None):
+            raise ValueError(
+                f"metric {self.name!r}: direction must be 'higher', 'lower' or None, got {self.direction!r}"
+            )
+        if self.unit not in ("", "percent"):
+            raise ValueError(f"metric {self.name!r}: unit must be '' or 'percent', got {self.unit!r}")
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What an evaluator makes of predictions: named numbers, and arrays from which its figures are drawn."""
+    """What an evaluator makes of predictions: numbers by the names of its metrics, and figures by their own names."""
 
     metrics: Mapping[str, float]
-    arrays: Arrays = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+def undeclared(scores: Scores, metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """Return the names in the scores that are not among the declared metrics."""
+    declared = {metric.name for metric in metrics}
+    return tuple(name for name in scores.metrics if name not in declared)
 
 
 @dataclass(frozen=True)
@@ -503,3 +535,98 @@ class Ended:
     def from_json(cls, value: Mapping[str, Any]) -> Ended:
         """Read what `to_json` returned."""
         return cls(**{**value, "messages": tuple(value["messages"])})
+
+
+@dataclass(frozen=True)
+class PublishedQuery:
+    """What a cell of a table is made of: what `PublishedPattern`s are compared with.
+
+    Names are those of plugins, not labels of a suite. Options are complete, defaults included; an option that is a
+    plugin is `{"plugin": NAME, OPTION: value, ...}`. `native` says that the inference is the method's native one.
+    """
+
+    dataset: str
+    ipc: int
+    method: str
+    inference: str
+    network: str
+    native: bool = False
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+    inference_options: Mapping[str, Any] = field(default_factory=dict)
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    metric: str = ""
+
+
+@dataclass(frozen=True)
+class PublishedPattern:
+    """The cells that a published number stands beside: those with these plugins, options and metrics.
+
+    None matches everything; the images per class are the number's own. Options match if the cell has all that are
+    named here, with these values; an option that is a plugin is given as a mapping such as
+    `{"network": {"plugin": "convnet"}}`. Without `metrics` the pattern matches the number's own metric.
+    """
+
+    dataset: str | None = None
+    method: str | None = None
+    inference: str | None = None
+    network: str | None = None
+    native: bool | None = None
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+    inference_options: Mapping[str, Any] = field(default_factory=dict)
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("method_options", "inference_options", "network_options"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ValueError(f"{name} must be a mapping, got {getattr(self, name)!r}")
+        if not isinstance(self.metrics, tuple):
+            raise ValueError(f"metrics must be a tuple of names, got {self.metrics!r}")
+
+
+@dataclass(frozen=True)
+class PublishedNumber:
+    """One printed number, and the cells that it stands beside.
+
+    `table`, `dataset`, `method` and `setting` are the publication's own words; `ipc` None matches every number of
+    images per class. `metric` is a metric of bpcbench, and `mean` and `std` are in its unit (an accuracy is a
+    fraction); `mean` is None where the publication prints a word such as `oom`, `std` where it prints none. `printed`
+    is both as they are printed, and what a table shows; where it is empty, a table formats them like measured numbers.
+    A number without `cells` has no equivalent here and is never shown.
+    """
+
+    table: str
+    dataset: str
+    ipc: int | None
+    method: str
+    metric: str
+    mean: float | None
+    std: float | None = None
+    setting: str = ""
+    printed: tuple[str, str] = ("", "")
+    cells: tuple[PublishedPattern, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mean is None and not self.printed[0]:
+            raise ValueError("a published number without a mean needs the printed word")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The printed numbers of a paper.
+
+    `name` is short, such as `Lee et al., 2025`; `citation` is what a reference list says. `note` is one or more
+    sentences that are printed below every table with numbers of the publication: how its protocol may differ.
+    """
+
+    name: str
+    citation: str
+    numbers: tuple[PublishedNumber, ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a publication needs a name")
+        for number in self.numbers:
+            if not isinstance(number, PublishedNumber):
+                raise ValueError(f"{self.name}: {number!r} is not a PublishedNumber")

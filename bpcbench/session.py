@@ -1,14 +1,18 @@
-"""The Python interface: what the command line does, as functions."""
+"""The Python interface: a suite, what may be done with it, and where its results lie.
+
+    session = bpcbench.Session("quickstart", ["ipc=[1]"], out="results")
+    session.run()
+    print(session.report())
+
+`run`, `results` and `load_coreset` are shortcuts. Planning and running need plugins and data; `rows`, `frame` and
+`report` are views of the store and need neither.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from bpcbench.running.execution import execute as execute
-from bpcbench.text import to_stderr
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,267 +21,258 @@ if TYPE_CHECKING:
     from bpcbench.planning.plan import Plan
     from bpcbench.records import Coreset
     from bpcbench.registry.discovery import Registry
-    from bpcbench.reporting import Row
+    from bpcbench.reporting import Format, Row
+    from bpcbench.reporting.tuned import Tuned
+    from bpcbench.reporting.view import View
+    from bpcbench.running.execution import Prepared
     from bpcbench.running.run import Result
+    from bpcbench.store.manifest import Purpose
     from bpcbench.store.store import Store
+    from bpcbench.suite.document import Document
     from bpcbench.suite.model import Suite
 
 DEFAULT_OUT = "results"
 
 
-@dataclass(frozen=True, eq=False)
 class Session:
-    """A suite that has been read, its plan, and the store it belongs to, which may not exist yet."""
+    """A suite with overrides, and a store.
 
-    registry: Registry
-    plan: Plan
-    out: Path
-    data: Path
-    notes: tuple[str, ...] = ()
-    """What planning found out: what evaluators do without, and damaged members of the store."""
+    `suite` is the name of a shipped suite, `PLUGIN:NAME` or a file; `overrides` are `key=value` texts; `out` is the
+    store. `data` is where data sets lie; `unverified` admits data that are not the official ones; `skip_missing`
+    leaves out data sets that are absent; `recompute` names plugins whose results are made again. `jobs` is the number
+    of stages at a time; `inline` runs everything in this process; `debug` also opens pdb at the first error; `track`
+    logs to MLflow; `quiet` prints failures only; `report_to` takes every line that would go to stderr.
+    """
+
+    def __init__(
+        self,
+        suite: str,
+        overrides: Sequence[str] = (),
+        *,
+        out: str | Path = DEFAULT_OUT,
+        data: str | None = None,
+        device: str | None = None,
+        unverified: bool = False,
+        skip_missing: bool = False,
+        recompute: Iterable[str] = (),
+        jobs: int | None = None,
+        inline: bool = False,
+        debug: bool = False,
+        track: bool = True,
+        quiet: bool = False,
+        command: str = "",
+        report_to: Callable[[str], None] | None = None,
+    ) -> None:
+        self.suite = suite
+        self.overrides = tuple(overrides)
+        self.out = Path(out).absolute()
+        self.data = data
+        self.device = device
+        self.unverified = unverified
+        self.skip_missing = skip_missing
+        self.recompute = tuple(recompute)
+        self.jobs = jobs
+        self.inline = inline
+        self.debug = debug
+        self.track = track
+        self.quiet = quiet
+        self.command = command
+        self.report_to = report_to
+
+    def __repr__(self) -> str:
+        return f"Session({' '.join((self.suite, *self.overrides))!r}, out={str(self.out)!r})"
 
     @property
     def store(self) -> Store | None:
-        """The store as it is on disk now, or None."""
+        """The store as it is on disk now, or None if there is none yet."""
         from bpcbench.store.store import Store
 
         return Store.open(self.out, create=False) if (self.out / "store.json").exists() else None
 
+    def plan(self) -> Plan:
+        """Return the cells of the suite, and which stages are cached or to do. Nothing is written."""
+        return self.prepare().plan
 
-def prepare(
-    suite: str,
-    overrides: Sequence[str] = (),
-    *,
-    out: str | Path = DEFAULT_OUT,
-    data: str | None = None,
-    device: str | None = None,
-    skip_missing: bool = False,
-    unverified: bool = False,
-    recompute: Iterable[str] = (),
-) -> Session:
-    """Read, validate and plan a suite. Nothing is written; everything that is wrong is raised at once.
+    def prepare(self) -> Prepared:
+        """Read, validate and plan the suite. Nothing is written; everything that is wrong is raised at once."""
+        registry = _registry()
+        return self._prepared(registry, *self._load(registry))
 
-    Data that are not the official ones are refused unless `unverified`; tables then mark them `subset`.
-    """
-    from bpcbench.registry.discovery import registry
-    from bpcbench.suite.files import load
+    def run(self) -> Result:
+        """Run the suite: what is cached is not run again, what fails fails alone. Return how it ended."""
+        return self.execute(self.prepare())
 
-    found = registry()
-    extra = [f"device={device}"] if device else []
-    loaded = load(found, suite, [*overrides, *extra])
-    return _planned(found, loaded, out, data, skip_missing=skip_missing, unverified=unverified, recompute=recompute)
+    def execute(self, prepared: Prepared, *, track: bool | None = None) -> Result:
+        """Run what a prepared plan says is to do."""
+        from bpcbench.running.execution import execute
 
+        return execute(
+            prepared,
+            jobs=self.jobs,
+            inline=self.inline,
+            debug=self.debug,
+            track=self.track if track is None else track,
+            quiet=self.quiet,
+            report=self.report_to,
+        )
 
-def tune(
-    suite: str,
-    overrides: Sequence[str] = (),
-    *,
-    out: str | Path = DEFAULT_OUT,
-    data: str | None = None,
-    device: str | None = None,
-    unverified: bool = False,
-    jobs: int | None = None,
-    inline: bool = False,
-    track: bool = False,
-    quiet: bool = False,
-    command: str = "bpcbench tune",
-) -> tuple[str, Result]:
-    """Run the trials that a suite declares, on the validation split, and return the preset (YAML) with the result.
+    def tune(self) -> tuple[Tuned, Result]:
+        """Run the trials that the suite declares, on the validation split; return their outcomes and the result.
 
-    Trials are stages like any others: they are kept, shared, and not run again.
-    """
-    from bpcbench.errors import UserError, unknown
-    from bpcbench.registry.discovery import registry
-    from bpcbench.reporting.collect import collect
-    from bpcbench.suite import space as tuning
-    from bpcbench.suite.files import read
-    from bpcbench.suite.validation import metric_names, validate
+        Trials are stages like any others: they are cached and shared. `Tuned.preset` writes the suite to extend.
+        """
+        from bpcbench.errors import UserError, unknown
+        from bpcbench.reporting.tuned import choose
+        from bpcbench.suite import space
+        from bpcbench.suite.validation import metric_names, validate
 
-    found = registry()
-    doc, path = read(found, suite, [*overrides, *([f"device={device}"] if device else [])])
-    space = tuning.declared(doc)
-    validate(found, doc)  # a mistake of the suite's own is said once, not once per trial
-    trials = validate(found, tuning.trial_document(doc, space, str(doc.values.get("name") or path.stem)))
-    known = metric_names(trials.evaluators.values())
-    if known and space.objective not in known:
-        raise UserError("tune.objective: " + unknown("metric", space.objective, known))
-    session = _planned(found, trials, out, data, skip_missing=False, unverified=unverified)
-    result = execute(session, jobs=jobs, inline=inline, track=track, quiet=quiet)
-    store = session.store
-    assert store is not None
-    return tuning.preset(tuning.choose(collect(session.plan, store), space), space, command), result
+        registry = _registry()
+        document, _, name = self._read(registry)
+        declared = space.declared(document)
+        validate(registry, document)  # a mistake of the suite is reported once, not once per trial
+        trials = validate(registry, space.trial_document(document, declared, name))
+        known = metric_names(trials.evaluators.values())
+        if known and declared.objective not in known:
+            raise UserError("tune.objective: " + unknown("metric", declared.objective, known))
+        prepared = self._prepared(registry, trials, self._digest(document, name), purpose="tune")
+        result = self.execute(prepared)
+        return choose(self.opened(prepared).rows(), declared.trials, declared.objective), result
 
+    def anytime(self, steps: Iterable[int] | None = None) -> tuple[View | None, Result]:
+        """Run the suite, then evaluate the snapshots that its coresets kept, all or those after `steps`.
 
-def remembered(out: str | Path = DEFAULT_OUT, data: str | None = None, name: str | None = None) -> list[Session]:
-    """Return the suites that were run into a store, as they were then, the latest first."""
-    import json
+        Return a view of the snapshots, None if the run failed. Snapshots do not become runs of MLflow.
+        """
+        from bpcbench.reporting.anytime import kept_snapshots
 
-    from bpcbench.errors import BpcbenchError
-    from bpcbench.registry.discovery import registry
-    from bpcbench.suite.document import Document
-    from bpcbench.suite.validation import validate
+        registry = _registry()
+        suite, request = self._load(registry)
+        result = self.execute(self._prepared(registry, suite, request))
+        store = self.store
+        if result.exit_code or store is None:
+            return None, result
+        snapshots = kept_snapshots(store, None if steps is None else set(steps))
+        prepared = self._prepared(registry, suite, request, snapshots=snapshots, purpose="anytime")
+        result = self.execute(prepared, track=False)
+        return self.opened(prepared), result
 
-    found = registry()
-    files = sorted((Path(out) / "suites").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    sessions = []
-    for file in files:
+    def view(self) -> View:
+        """Return the results of the suite that the store has; raise UserError, naming what there is, if none."""
+        from bpcbench.errors import UserError
+        from bpcbench.reporting.view import View
+        from bpcbench.store.invocations import find_invocation
+
+        store = self.store
+        if store is None:
+            raise UserError(f"{self.out} is not a store; run a suite first, or name another with --out")
         try:
-            values = json.loads(file.read_text())
-            if name in (None, values["name"]):
-                suite = validate(found, Document(values))
-                # What was run is there to be shown, from whatever data it came.
-                sessions.append(_planned(found, suite, out, data, skip_missing=True, unverified=True))
-        except (ValueError, KeyError, TypeError, BpcbenchError) as error:
-            to_stderr(f"note: {file.name} is passed over: {error}")
-    return sessions
+            document, _, name = self._read(_registry())
+            request: str | None = self._digest(document, name)
+        except UserError:
+            # The file need not be here: the store remembers what was run.
+            name, request = self.suite, None
+        file = self.suite.endswith((".yaml", ".yml")) or "/" in self.suite
+        found = find_invocation(store, self.suite, self.overrides, name=name, request=request)
+        notes = []
+        if request is not None and request not in found.requests and file:
+            notes.append(f"{self.suite} differs from what was run; shown is {found.title}")
+        elif not self.overrides and found.overrides:
+            notes.append(f"the latest invocation is shown: {found.title}")
+        return View(store, found, tuple(notes))
+
+    def rows(self) -> list[Row]:
+        """Return every number that the store has for the suite."""
+        return self.view().rows()
+
+    def frame(self) -> pd.DataFrame:
+        """Return every number that the store has for the suite, one line per cell and metric."""
+        from bpcbench.reporting import to_frame
+
+        return to_frame(self.rows())
+
+    def report(self, format: Format = "text", *, metrics: Sequence[str] = (), published: bool = False) -> str:  # noqa: A002
+        """Return the table of what the store has, as text, md, latex, csv or json."""
+        from bpcbench.reporting import render
+
+        return render(self.view().table(metrics, published=published), format)
+
+    def _load(self, registry: Registry) -> tuple[Suite, str]:
+        from bpcbench.suite.validation import validate
+
+        document, path, name = self._read(registry)
+        return validate(registry, document, path), self._digest(document, name)
+
+    def _read(self, registry: Registry) -> tuple[Document, Path, str]:
+        """Return the suite with everything it extends and the overrides, its file and its name."""
+        from bpcbench.suite.files import read
+
+        document, path = read(registry, self.suite, [*self.overrides, *([f"device={self.device}"] * bool(self.device))])
+        return document, path, str(document.values.get("name") or path.stem)
+
+    def _digest(self, document: Document, name: str) -> str:
+        from bpcbench.planning.manifest import request_digest
+
+        return request_digest(document.values, name)
+
+    def _prepared(
+        self,
+        registry: Registry,
+        suite: Suite,
+        request: str,
+        *,
+        snapshots: Snapshots | None = None,
+        purpose: Purpose = "run",
+    ) -> Prepared:
+        from bpcbench.data.root import data_root
+        from bpcbench.errors import UserError, unknown
+        from bpcbench.planning.plan import make
+        from bpcbench.registry.discovery import KINDS
+        from bpcbench.running.execution import Prepared
+
+        names = {name for kind in KINDS for name in registry.names(kind)}
+        for name in self.recompute:
+            if name not in names:
+                raise UserError("--recompute: " + unknown("plugin", name, names))
+        store, data = self.store, data_root(self.data)
+        plan = make(
+            registry,
+            suite,
+            store,
+            data,
+            skip_missing=self.skip_missing,
+            unverified=self.unverified,
+            recompute=self.recompute if purpose == "run" else (),
+            snapshots=snapshots,
+        )
+        notes = (*plan.notes, *(store.messages if store else ()))
+        return Prepared(
+            registry, plan, self.out, data, self.suite, self.overrides, request, purpose, self._command(purpose), notes
+        )
+
+    def _command(self, purpose: Purpose) -> str:
+        import shlex
+
+        return self.command or shlex.join(["bpcbench", purpose, self.suite, *self.overrides])
+
+    def opened(self, prepared: Prepared) -> View:
+        """Return a view of what was just run."""
+        from bpcbench.reporting.view import View
+        from bpcbench.store.invocations import find_invocation
+
+        store = self.store
+        assert store is not None
+        name, purposes = prepared.plan.suite.name, (prepared.purpose,)
+        return View(store, find_invocation(store, name, request=prepared.request, exact=True, purposes=purposes))
 
 
-def _planned(
-    found: Registry,
-    suite: Suite,
-    out: str | Path,
-    data: str | None,
-    *,
-    skip_missing: bool,
-    unverified: bool,
-    recompute: Iterable[str] = (),
-    snapshots: Snapshots | None = None,
-) -> Session:
-    from bpcbench.data.root import data_root
-    from bpcbench.errors import UserError, unknown
-    from bpcbench.planning.plan import make
-    from bpcbench.registry.discovery import KINDS
-    from bpcbench.store.store import Store
-
-    names = {name for kind in KINDS for name in found.names(kind)}
-    for name in recompute:
-        if name not in names:
-            raise UserError("--recompute: " + unknown("plugin", name, names))
-    root = Path(out).absolute()
-    store = Store.open(root, create=False) if (root / "store.json").exists() else None
-    where = data_root(data)
-    plan = make(
-        found,
-        suite,
-        store,
-        where,
-        skip_missing=skip_missing,
-        unverified=unverified,
-        recompute=recompute,
-        snapshots=snapshots,
-    )
-    return Session(found, plan, root, where, (*plan.notes, *(store.messages if store else ())))
+def run(suite: str, overrides: Sequence[str] = (), **options: Any) -> Result:
+    """Run a suite; `options` are those of `Session`."""
+    return Session(suite, overrides, **options).run()
 
 
-def run(
-    suite: str,
-    overrides: Sequence[str] = (),
-    *,
-    out: str | Path = DEFAULT_OUT,
-    data: str | None = None,
-    device: str | None = None,
-    jobs: int | None = None,
-    inline: bool = False,
-    debug: bool = False,
-    skip_missing: bool = False,
-    unverified: bool = False,
-    recompute: Iterable[str] = (),
-    track: bool = True,
-    quiet: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> Result:
-    """Run a suite: what is cached is not run again, what fails fails alone. Return how it ended.
-
-    `suite` is a shipped suite's name or a file; `overrides` are `key=value` texts; `out` is the store; `jobs` the
-    stages at a time; `inline` runs everything in this process; `debug` also opens pdb at the first error;
-    `unverified` admits data that are not the official ones.
-    """
-    session = prepare(
-        suite,
-        overrides,
-        out=out,
-        data=data,
-        device=device,
-        skip_missing=skip_missing,
-        unverified=unverified,
-        recompute=recompute,
-    )
-    return execute(session, jobs=jobs, inline=inline, debug=debug, track=track, quiet=quiet, say=say)
-
-
-def anytime(
-    suite: str,
-    overrides: Sequence[str] = (),
-    *,
-    out: str | Path = DEFAULT_OUT,
-    data: str | None = None,
-    device: str | None = None,
-    unverified: bool = False,
-    steps: Iterable[int] | None = None,
-    jobs: int | None = None,
-    inline: bool = False,
-    track: bool = True,
-    quiet: bool = False,
-) -> tuple[Session, Result]:
-    """Run a suite, then evaluate the snapshots that its coresets kept, all or those after `steps`.
-
-    `bpcbench.anytime` makes curves of the session's plan; snapshots do not become runs of MLflow.
-    """
-    from bpcbench.reporting.anytime import kept
-
-    first = prepare(suite, overrides, out=out, data=data, device=device, unverified=unverified)
-    result = execute(first, jobs=jobs, inline=inline, track=track, quiet=quiet)
-    store = first.store
-    assert store is not None
-    snapshots = kept(store, None if steps is None else set(steps))
-    session = _planned(
-        first.registry, first.plan.suite, out, data, skip_missing=False, unverified=unverified, snapshots=snapshots
-    )
-    if result.exit_code:
-        return session, result
-    return session, execute(session, jobs=jobs, inline=inline, track=False, quiet=quiet)
-
-
-def plan(
-    suite: str,
-    overrides: Sequence[str] = (),
-    *,
-    out: str | Path = DEFAULT_OUT,
-    data: str | None = None,
-    unverified: bool = False,
-) -> Plan:
-    """Return the plan of a suite: its cells, and which stages are cached or to do."""
-    return prepare(suite, overrides, out=out, data=data, skip_missing=True, unverified=unverified).plan
-
-
-def rows(
-    suite: str,
-    overrides: Sequence[str] = (),
-    *,
-    out: str | Path = DEFAULT_OUT,
-    data: str | None = None,
-    unverified: bool = False,
-) -> list[Row]:
-    """Return every number that the store has for a suite."""
-    from bpcbench.reporting.collect import collect
-
-    session = prepare(suite, overrides, out=out, data=data, skip_missing=True, unverified=unverified)
-    store = session.store
-    return collect(session.plan, store) if store else []
-
-
-def results(
-    suite: str,
-    overrides: Sequence[str] = (),
-    *,
-    out: str | Path = DEFAULT_OUT,
-    data: str | None = None,
-    unverified: bool = False,
-) -> pd.DataFrame:
+def results(suite: str, overrides: Sequence[str] = (), *, out: str | Path = DEFAULT_OUT) -> pd.DataFrame:
     """Return every number that the store has for a suite, one line per cell and metric."""
-    from bpcbench.reporting import to_frame
-
-    return to_frame(rows(suite, overrides, out=out, data=data, unverified=unverified))
+    return Session(suite, overrides, out=out).frame()
 
 
 def load_coreset(path: str | Path) -> Coreset:
@@ -285,3 +280,9 @@ def load_coreset(path: str | Path) -> Coreset:
     from bpcbench.coresets.files import load_coreset as load
 
     return load(path)
+
+
+def _registry() -> Registry:
+    from bpcbench.registry.discovery import registry
+
+    return registry()

@@ -335,12 +335,12 @@ def test_directions_point_from_worse_to_better() -> None:
     calibrated = np.log(0.1 + 0.3 * np.eye(7)[labels])
     for name, metric in zip(("acc", "nll", "brier"), SCORED, strict=False):
         better = metric(calibrated, labels) > metric(uniform, labels)
-        assert better == metrics.HIGHER_IS_BETTER[name]
+        assert metrics.METRICS[name].direction == ("higher" if better else "lower")
     inside, outside = scores(3, ties=False)
     for metric in SEPARATED:
         better = metric(inside + 2, outside) > metric(inside, outside)
-        assert better == metrics.HIGHER_IS_BETTER[metric.__name__]
-    assert set(metrics.HIGHER_IS_BETTER) == {
+        assert metrics.METRICS[metric.__name__].direction == ("higher" if better else "lower")
+    assert {name for name, metric in metrics.METRICS.items() if metric.direction is not None} == {
         *("acc", "nll", "member_nll", "brier", "ece", "auroc", "aupr_in", "aupr_out", "fpr95"),
         *("aurc", "acc_at_80", "acc_at_90", "nll_ts"),
     }

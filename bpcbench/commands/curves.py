@@ -6,13 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from bpcbench import session
-from bpcbench.commands.suite import failures
+from bpcbench.commands.suite import failures, suite_session
 from bpcbench.errors import UserError
 
 
 def anytime(arguments: argparse.Namespace) -> int:
     """Run a suite and its snapshots, then print the curves as a table and draw them."""
+    from bpcbench.figures import draw
     from bpcbench.reporting import anytime as curves
     from bpcbench.reporting.pairs import HEADINGS
     from bpcbench.reporting.plain import plain
@@ -20,38 +20,24 @@ def anytime(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.pictures) if arguments.pictures else None
     if folder is not None and folder.exists() and not folder.is_dir():
         raise UserError(f"--pictures {folder}: there is a file of that name")
-    ended, result = session.anytime(
-        arguments.suite,
-        arguments.overrides,
-        out=arguments.out,
-        data=arguments.data,
-        device=arguments.device,
-        unverified=arguments.unverified,
-        steps=arguments.steps,
-        jobs=arguments.jobs,
-        quiet=arguments.quiet,
-    )
-    if result.exit_code:
+    view, result = suite_session(arguments).anytime(arguments.steps)
+    if view is None:
         print(failures(arguments, result), file=sys.stderr)
         return result.exit_code
-    suite, store = ended.plan.suite, ended.store
-    assert store is not None
-    metrics = arguments.metrics.split(",") if arguments.metrics else suite.metrics
-    found = curves.points(ended.plan, store, metrics)
-    if not found:
-        raise UserError(f"{suite.name}: no method of this suite keeps snapshots of its coresets")
-    table = plain(curves.headings(metrics), [point.cells(metrics) for point in found], arguments.format)
+    metrics = view.shown(arguments.metrics.split(",") if arguments.metrics else ())
+    points = curves.points(view.manifest, view.store, metrics)
+    if not points:
+        raise UserError(f"{view.manifest.name}: no method of this suite keeps snapshots of its coresets")
+    table = plain(curves.headings(points, metrics), [point.cells(metrics) for point in points], arguments.format)
     if arguments.format != "text":
         print(table, end="")
     else:
-        lines = [pair.cells() for pair in curves.progress(ended.plan, store, metrics)]
+        lines = [pair.cells() for pair in curves.progress(view.manifest, view.store, metrics)]
         gained = plain(HEADINGS, lines) if lines else "(the starts were not evaluated: --steps 0,...)\n"
-        print(
-            f"{suite.name} (protocol {suite.protocol}, {suite.split} split)\n\n{table}\nEnd against start:\n{gained}",
-            end="",
-        )
+        print(f"{view.title}\n\n{table}\nEnd against start:\n{gained}", end="")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, picture in curves.pictures(found, metrics).items():
-            (folder / f"{name}.png").write_bytes(picture)
-    return 0
+        for name, picture in curves.pictures(points, metrics).items():
+            (folder / f"{name}.svg").write_text(draw(picture), encoding="utf-8")
+        print(f"pictures in {folder}", file=sys.stderr)
+    return result.exit_code

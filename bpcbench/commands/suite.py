@@ -13,48 +13,54 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bpcbench import session
 from bpcbench.errors import UserError
+from bpcbench.session import Session
 from bpcbench.text import spell, spell_bytes
 
 if TYPE_CHECKING:
+    from bpcbench.planning.plan import Plan
     from bpcbench.planning.planner import PlannedStage
+    from bpcbench.reporting.view import View
     from bpcbench.running.run import Result
 
 
-def _prepare(arguments: argparse.Namespace, *, skip_missing: bool | None = None) -> session.Session:
-    return session.prepare(
-        arguments.suite,
-        arguments.overrides,
-        out=arguments.out,
-        data=arguments.data,
-        device=arguments.device,
-        skip_missing=arguments.skip_missing if skip_missing is None else skip_missing,
-        unverified=arguments.unverified,
-        recompute=getattr(arguments, "recompute", ()),
-    )
+def suite_session(arguments: argparse.Namespace) -> Session:
+    """Return the session that the arguments describe; a command that lacks an argument leaves its default."""
+    words = [word for word in arguments.words if word != "--recompute"]
+    given = {
+        "data": "data",
+        "device": "device",
+        "unverified": "unverified",
+        "skip_missing": "skip_missing",
+        "recompute": "recompute",
+        "jobs": "jobs",
+        "inline": "in_process",
+        "debug": "pdb",
+        "quiet": "quiet",
+    }
+    options = {name: getattr(arguments, source) for name, source in given.items() if hasattr(arguments, source)}
+    track = not getattr(arguments, "no_mlflow", False)
+    command = shlex.join(["bpcbench", *_again(words)])
+    return Session(arguments.suite, arguments.overrides, out=arguments.out, track=track, command=command, **options)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a suite, then print its table, what failed and how to go on."""
-    prepared = _prepare(arguments)
+    """Run a suite, then print its table, what failed and how to resume."""
+    session = suite_session(arguments)
+    prepared = session.prepare()
     if not arguments.quiet:
-        print(_summary(prepared), file=sys.stderr)
-    result = session.execute(
-        prepared,
-        jobs=arguments.jobs,
-        inline=arguments.in_process,
-        debug=arguments.pdb,
-        track=not arguments.no_mlflow,
-        quiet=arguments.quiet,
-    )
+        print(_summary(prepared.plan), file=sys.stderr)
+    if stale := prepared.plan.stale():
+        again = " ".join(f"--recompute {name}" for name in stale)
+        print(f"note: code of {', '.join(stale)} has changed since cached results were made ({again})", file=sys.stderr)
+    result = session.execute(prepared)
     if result.exit_code:
         print(failures(arguments, result), file=sys.stderr)
     elif not arguments.quiet:
         done = result.counts.get("done", 0)
-        print(f"{done or 'no'} stages were run; results in {prepared.out}", file=sys.stderr)
+        print(f"{done or 'no'} stages were run; results in {session.out}", file=sys.stderr)
     try:
-        print(_table(arguments, prepared), flush=True)
+        print(_table(arguments, session.opened(prepared)), flush=True)
     except BrokenPipeError:
         # Nobody reads the table; how the run ended still counts.
         silence_output()
@@ -90,8 +96,7 @@ def _again(words: list[str]) -> list[str]:
     return result
 
 
-def _summary(prepared: session.Session) -> str:
-    plan = prepared.plan
+def _summary(plan: Plan) -> str:
     cells = sum(not cell.skipped for cell in plan.cells)
     lines = [f"{plan.suite.name}: {cells:,} cells, {len(plan.stages):,} stages asked for"]
     by_kind: dict[str, Counter[str]] = {}
@@ -137,11 +142,11 @@ def _shared(stages: Iterable[PlannedStage]) -> Iterator[str]:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Print what a run would do."""
-    prepared = _prepare(arguments)
+    prepared = suite_session(arguments).prepare()
     if arguments.json:
         print(json.dumps([_as_json(planned) for planned in prepared.plan.stages], indent=1))
         return 0
-    print(_summary(prepared))
+    print(_summary(prepared.plan))
     for line in _shared(prepared.plan.stages):
         print(line)
     for planned in prepared.plan.stages if arguments.all else ():
@@ -168,11 +173,15 @@ def _as_json(planned: PlannedStage) -> dict[str, object]:
 def report(arguments: argparse.Namespace) -> int:
     """Print the table of what the store has."""
     _check_output(arguments.output)
-    prepared = _prepare(arguments, skip_missing=True)
-    for note in prepared.notes:
+    view = suite_session(arguments).view()
+    if arguments.against:
+        text = _pairs(arguments, view)
+    elif arguments.costs:
+        text = _costs(arguments, view)
+    else:
+        text = _table(arguments, view)
+    for note in (*view.notes, *view.store.messages):
         print(f"note: {note}", file=sys.stderr)
-    other = _pairs if arguments.against else _costs if arguments.costs else None
-    text = other(arguments, prepared) if other else _table(arguments, prepared)
     if arguments.output:
         Path(arguments.output).write_text(text + "\n")
     else:
@@ -186,59 +195,59 @@ def _check_output(output: str | None) -> None:
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Run the trials of a suite and write the preset."""
+    """Run the trials of a suite and write the preset, and the trials beside it."""
     _check_output(arguments.output)
-    text, result = session.tune(
-        arguments.suite,
-        arguments.overrides,
-        out=arguments.out,
-        data=arguments.data,
-        device=arguments.device,
-        unverified=arguments.unverified,
-        jobs=arguments.jobs,
-        quiet=arguments.quiet,
-        command=shlex.join(
-            ["bpcbench", "tune", arguments.suite, *arguments.overrides, *["--unverified"] * arguments.unverified]
-        ),
-    )
+    output = Path(arguments.output) if arguments.output else None
+    record = output.parent / "records" / f"{output.stem}.csv" if output else None
+    if record and ((record.parent.exists() and not record.parent.is_dir()) or record.is_dir()):
+        raise UserError(f"--output {output}: the trials cannot be written to {record}")
+    tuned, result = suite_session(arguments).tune()
     if result.exit_code:
         print(failures(arguments, result), file=sys.stderr)
         return result.exit_code
-    if arguments.output:
-        Path(arguments.output).write_text(text)
-        print(f"preset written to {arguments.output}", file=sys.stderr)
+    flags = ["--unverified"] * arguments.unverified
+    command = shlex.join(["bpcbench", "tune", arguments.suite, *arguments.overrides, *flags])
+    text = tuned.preset(command, f"records/{record.name}" if record else "")
+    if output and record:
+        record.parent.mkdir(exist_ok=True)
+        record.write_text(tuned.csv())
+        output.write_text(text)
+        print(f"preset: {output}\ntrials: {record}", file=sys.stderr)
     else:
+        if not arguments.quiet:
+            print(tuned.table(), file=sys.stderr)
         print(text, end="")
     return result.exit_code
 
 
-def _pairs(arguments: argparse.Namespace, prepared: session.Session) -> str:
-    from bpcbench.reporting.collect import collect
+def _metrics(arguments: argparse.Namespace) -> tuple[str, ...]:
+    wanted = getattr(arguments, "metrics", None)
+    return tuple(wanted.split(",")) if wanted else ()
+
+
+def _pairs(arguments: argparse.Namespace, view: View) -> str:
     from bpcbench.reporting.pairs import HEADINGS, pairs
     from bpcbench.reporting.plain import plain
 
     _check_plain(arguments.format, "--against")
-    store = prepared.store
-    rows = collect(prepared.plan, store) if store else []
-    wanted = arguments.metrics.split(",") if arguments.metrics else prepared.plan.suite.metrics
-    found = pairs(rows, arguments.against, wanted)
-    return plain(HEADINGS, [pair.cells() for pair in found], arguments.format)
+    differences = pairs(view.rows(), arguments.against, view.shown(_metrics(arguments)))
+    return plain(HEADINGS, [pair.cells() for pair in differences], arguments.format)
 
 
-def _costs(arguments: argparse.Namespace, prepared: session.Session) -> str:
+def _costs(arguments: argparse.Namespace, view: View) -> str:
     from bpcbench.reporting.costs import FOOTNOTE, HEADINGS, costs
     from bpcbench.reporting.plain import plain
 
     _check_plain(arguments.format, "--costs")
-    found = costs(prepared.plan, prepared.store) if prepared.store else []
-    if not found:
-        return _nothing(prepared)
-    table = plain(HEADINGS, [cost.cells() for cost in found], arguments.format)
+    every = costs(view.manifest, view.store)
+    if not every:
+        return _nothing(view)
+    table = plain(HEADINGS, [cost.cells() for cost in every], arguments.format)
     return table if arguments.format == "csv" else f"{table}\n{FOOTNOTE}"
 
 
-def _nothing(prepared: session.Session) -> str:
-    return f"{prepared.plan.suite.name}: the store {prepared.out} has no results of this suite yet"
+def _nothing(view: View) -> str:
+    return f"{view.manifest.name}: the store {view.store.root} has no results of this suite yet"
 
 
 def _check_plain(format: str, option: str) -> None:  # noqa: A002
@@ -248,25 +257,12 @@ def _check_plain(format: str, option: str) -> None:  # noqa: A002
         raise UserError(f"{option} can be written as {', '.join(PLAIN_FORMATS)}, not as {format}")
 
 
-def _table(arguments: argparse.Namespace, prepared: session.Session) -> str:
-    from bpcbench.reporting import build, published, render
-    from bpcbench.reporting.collect import collect
+def _table(arguments: argparse.Namespace, view: View) -> str:
+    from bpcbench.reporting import render
 
-    store = prepared.store
-    rows = collect(prepared.plan, store) if store else []
-    for message in store.messages if store else ():
-        print(f"note: {message}", file=sys.stderr)
-    suite = prepared.plan.suite
-    wanted = getattr(arguments, "metrics", None)
-    if not rows:
-        return _nothing(prepared)
-    table = build(
-        rows,
-        metrics=tuple(wanted.split(",")) if wanted else suite.metrics,
-        title=f"{suite.name} (protocol {suite.protocol}, {suite.split} split)",
-        published=published() if getattr(arguments, "published", False) else (),
-        tried=suite.tried,
-    )
+    table = view.table(_metrics(arguments), published=getattr(arguments, "published", False))
+    if not table.lines:
+        return "\n".join([_nothing(view), *view.footnotes()])
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     return render(table, getattr(arguments, "format", "text"), color=terminal, width=width)

@@ -1,10 +1,9 @@
-"""Commands about a store and its surroundings: ui, sync, doctor, export, store."""
+"""Commands about what surrounds a store: ui, sync, doctor, export."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shutil
 import socket
 import subprocess
@@ -15,51 +14,49 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from bpcbench import session
+from bpcbench.commands.store import existing
 from bpcbench.data.root import data_root
-from bpcbench.errors import BpcbenchError, StoreError, UserError, unknown
+from bpcbench.errors import BpcbenchError, UserError, unknown
 from bpcbench.registry.discovery import registry
 from bpcbench.running.device import resolve_device, usable_cpus
 from bpcbench.store import folder, provenance
 from bpcbench.store.address import Address
+from bpcbench.store.invocations import Invocation, invocations
 from bpcbench.store.locks import Busy
+from bpcbench.store.manifest import PluginRecord
 from bpcbench.store.store import Store
 from bpcbench.text import spell_bytes
 
 
-def _store(arguments: argparse.Namespace) -> Store:
-    root = Path(arguments.out)
-    if not (root / "store.json").exists():
-        raise UserError(f"{root} is not a store; run a suite first, or name one with --out")
-    return Store.open(root, create=False)
-
-
-def _remembered(arguments: argparse.Namespace) -> list[session.Session]:
-    store = _store(arguments)
-    found = session.remembered(store.root, arguments.data, arguments.suite)
-    if not found:
-        names = {file.stem.rpartition("-")[0] for file in (store.root / "suites").glob("*.json")}
+def _invocations(arguments: argparse.Namespace) -> tuple[Store, list[Invocation]]:
+    """Return the runs of a suite, or of all, that the store remembers, the latest first."""
+    store = existing(arguments.out)
+    every = invocations(store, "run", "tune")
+    mine = [one for one in every if arguments.suite in (None, one.name, one.source)]
+    for message in store.messages:
+        print(f"note: {message}", file=sys.stderr)
+    if not mine:
+        names = {one.name for one in every}
         raise UserError(unknown("suite", arguments.suite, names) if arguments.suite else "no suite was run here yet")
-    return found
+    return store, mine
 
 
 def sync(arguments: argparse.Namespace) -> int:
     """Add to MLflow whatever the store has and MLflow lacks."""
-    from bpcbench.tracking import live as tracking
+    from bpcbench.tracking import mlflow
 
-    for found in _remembered(arguments):
-        store = found.store
-        assert store is not None
+    store, mine = _invocations(arguments)
+    for one in mine:
         with _mlflow_errors(store):
-            added = tracking.sync(found.plan, store)
-        print(f"{found.plan.suite.name}: {added} cells added to MLflow")
+            added = mlflow.sync(one.manifest, store)
+        print(f"{one.title}: {added} cells added to MLflow")
     return 0
 
 
 @contextlib.contextmanager
 def _mlflow_errors(store: Store) -> Iterator[None]:
     """Turn whatever MLflow raises into one message."""
-    from bpcbench.tracking.live import tracking_uri
+    from bpcbench.tracking.mlflow import tracking_uri
 
     try:
         yield
@@ -70,30 +67,30 @@ def _mlflow_errors(store: Store) -> Iterator[None]:
 
 def ui(arguments: argparse.Namespace) -> int:
     """Serve the MLflow UI on this machine only, and open it at the suite's runs."""
-    from bpcbench.tracking import live as tracking
+    from bpcbench.tracking import mlflow
 
-    latest = _remembered(arguments)[0]
-    store = latest.store
-    assert store is not None
-    uri = tracking.tracking_uri(store.root)
+    store, mine = _invocations(arguments)
+    latest = mine[0].manifest
+    uri = mlflow.tracking_uri(store.root)
     remote = uri.startswith(("http://", "https://"))
     if not remote:
         _check_port(arguments.port)
     with _mlflow_errors(store):
-        book = tracking.Book(latest.plan, store).open()
+        book = mlflow.Book(latest, store).open()
     base = uri.rstrip("/") if remote else f"http://127.0.0.1:{arguments.port}"
     # Flat, best first: the runs of cells, not the invocations above them.
     chosen = {
-        "searchFilter": f"tags.`{tracking.CELL_TAG}` != ''",
-        "orderByKey": f"metrics.`{latest.plan.suite.metrics[0]}`",
+        "searchFilter": f"tags.`{mlflow.CELL_TAG}` != ''",
+        "orderByKey": f"metrics.`{latest.shown[0]}`",
     }
     address = f"{base}/#/experiments/{book.experiment}/runs?{urlencode(chosen, quote_via=quote)}&orderByAsc=false"
-    print(f"{latest.plan.suite.name}: {address}", flush=True)
+    print(f"{latest.name}: {address}", flush=True)
     if remote:
         webbrowser.open(address)
         return 0
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1"]
     command += ["--port", str(arguments.port), "--workers", "1"]
+    command += ["--artifacts-destination", (store.root / mlflow.ARTIFACTS).as_uri()]
     server = subprocess.Popen(command)
     try:
         if not arguments.no_browser and _answers(arguments.port, server):
@@ -166,7 +163,7 @@ def _device() -> str:
 
 
 def _examine(root: Path) -> tuple[bool, list[str]]:
-    from bpcbench.tracking.live import tracking_uri
+    from bpcbench.tracking.mlflow import tracking_uri
 
     if not (root / "store.json").exists():
         return False, ["none yet; a run makes it"]
@@ -194,73 +191,26 @@ def export(arguments: argparse.Namespace) -> int:
     """Copy a coreset out of the store."""
     from bpcbench.coresets.files import export_coreset
 
-    store = _store(arguments)
+    store = existing(arguments.out)
     found = [a for a in store.addresses() if a.kind == "coreset" and _matches(a, arguments.address)]
     if len(found) != 1:
         raise UserError(
             f"{len(found)} coresets match {arguments.address!r}; `bpcbench store list --kind coreset` lists all"
         )
-    export_coreset(store, found[0], Path(arguments.target))
+    export_coreset(store, found[0], Path(arguments.target), _native(store, found[0]))
     print(f"{found[0]} -> {arguments.target}")
     return 0
+
+
+def _native(store: Store, address: Address) -> tuple[PluginRecord, PluginRecord] | None:
+    """Return the native inference and network of a coreset's method, from a manifest that has the coreset."""
+    for one in invocations(store):
+        for cell in one.manifest.cells:
+            if any((address.kind, address.key) == (other.kind, other.key) for other in cell.coresets):
+                return cell.group.own
+    return None
 
 
 def _matches(address: Address, text: str) -> bool:
     key, _, member = text.removeprefix("coreset:").partition("@")
     return bool(key) and address.key.startswith(key) and address.member == (member or "final")
-
-
-def store(arguments: argparse.Namespace) -> int:
-    """List or prune the members of a store."""
-    found = _store(arguments)
-    chosen = list(_chosen(found, arguments))
-    if arguments.action == "list":
-        return _list(found, chosen, as_json=arguments.json)
-    total = sum(folder.size(found.path(address)) for address in chosen)
-    if not (arguments.kind or arguments.older or arguments.scratch):
-        raise UserError("say what to prune: --kind, --older and/or --scratch")
-    if not (arguments.kind or arguments.older):
-        chosen, total = [], 0
-    scratch = found.prune_scratch(remove=arguments.yes) if arguments.scratch else 0
-    verb = "pruned" if arguments.yes else "would prune (repeat with --yes)"
-    for address in chosen if arguments.yes else ():
-        found.remove(address)
-    for message in found.messages:
-        print(f"bpcbench: {message}", file=sys.stderr)
-    print(f"{verb}: {len(chosen)} members, {spell_bytes(total)}; scratch and damaged: {spell_bytes(scratch)}")
-    return 0
-
-
-def _chosen(found: Store, arguments: argparse.Namespace) -> Iterator[Address]:
-    for address in found.addresses():
-        if arguments.kind not in (None, address.kind):
-            continue
-        age = (time.time() - (found.path(address) / "stage.json").stat().st_mtime) / 86400
-        if arguments.older is None or age > arguments.older:
-            yield address
-
-
-def _list(found: Store, addresses: list[Address], *, as_json: bool) -> int:
-    items = []
-    for address in addresses:
-        try:
-            meta = found.meta(address)
-        except StoreError as error:
-            print(f"note: {error}", file=sys.stderr)
-            continue
-        items.append(
-            {
-                "address": str(address),
-                "label": meta["label"],
-                "committed": meta["committed"],
-                "seconds": meta.get("seconds"),
-                "bytes": folder.size(found.path(address)),
-            }
-        )
-    if as_json:
-        print(json.dumps(items, indent=1))
-        return 0
-    for item in items:
-        print(f"{item['address']}  {item['committed']}  {spell_bytes(item['bytes']):>9}  {item['label']}")
-    print(f"{len(items)} members, {spell_bytes(sum(item['bytes'] for item in items))}")
-    return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bpcbench.records import Array, Coreset, FittedRef, Recipe, Ref, Transform
 from bpcbench.registry.discovery import registry
 from bpcbench.store import folder
 from bpcbench.store.address import Address
+from bpcbench.store.manifest import PluginRecord
 from bpcbench.store.store import STAGE, Artefact, Store
 
 EMBEDDED = "preprocessing."
@@ -52,8 +54,8 @@ def _recipe(artefact: Artefact) -> Recipe:
     native = artefact.meta.get("native") or {}
     return Recipe(
         preprocessing=FittedRef(_ref(fitted), fitted["address"]),
-        network=_ref(native["network"]) if native else None,
-        inference=_ref(native["inference"]) if native else None,
+        network=Ref(native["network"]["name"], native["network"]["options"]) if native else None,
+        inference=Ref(native["inference"]["name"], native["inference"]["options"]) if native else None,
     )
 
 
@@ -87,8 +89,13 @@ def transform_of(artefact: Artefact) -> Transform:
     return Transform(plugin, embedded, fitted["address"])
 
 
-def export_coreset(store: Store, address: Address, target: Path) -> None:
-    """Write a coreset, its recipe and its preprocessing into a new folder that `load_coreset` reads anywhere."""
+def export_coreset(
+    store: Store, address: Address, target: Path, own: tuple[PluginRecord, PluginRecord] | None = None
+) -> None:
+    """Write a coreset, its recipe and its preprocessing into a new folder that `load_coreset` reads anywhere.
+
+    `own` are the method's native inference and network, which a manifest knows; they join the recipe.
+    """
     if target.exists():
         raise UserError(f"{target} exists already")
     artefact = store.read(address)
@@ -96,6 +103,8 @@ def export_coreset(store: Store, address: Address, target: Path) -> None:
     arrays = {name: artefact.arrays[name] for name in artefact.arrays}
     arrays |= {EMBEDDED + name: array for name, array in transform.arrays.items()}
     meta = {key: value for key, value in artefact.meta.items() if key not in ("files", "checksum")}
+    if own is not None:
+        meta["native"] = {"inference": asdict(own[0]), "network": asdict(own[1])}
     temporary = folder.temporary(target.parent)
     try:
         folder.write(temporary, STAGE, meta, arrays, {})

@@ -71,41 +71,6 @@ class Cell:
     step: int | None = None
 
     @property
-    def dataset(self) -> str:
-        """Of the coordinates."""
-        return self.at.dataset
-
-    @property
-    def ipc(self) -> int:
-        """Of the coordinates."""
-        return self.at.ipc
-
-    @property
-    def method(self) -> str:
-        """Of the coordinates."""
-        return self.at.method
-
-    @property
-    def inference(self) -> str:
-        """Of the coordinates."""
-        return self.at.inference
-
-    @property
-    def network(self) -> str:
-        """Of the coordinates."""
-        return self.at.network
-
-    @property
-    def coreset(self) -> Address | None:
-        """The coreset."""
-        return self.coresets[0] if self.coresets else None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The notes."""
-        return self.choice.notes if self.choice else ()
-
-    @property
     def label(self) -> str:
         """The cell in words."""
         at_step = "" if self.step is None else f" step {self.step}"
@@ -209,7 +174,7 @@ def _choose(planner: Planner, dataset: ResolvedDataset, at: Coordinates) -> _Plu
         network=lookup.spec(network),
         native_inference=asked[0],
         native_network=asked[1],
-        ranked=getattr(method, "ranked", True),
+        ranked=method.ranked,
         notes=(*dataset.notes, *method.notes()),
         own=own and (lookup.spec(own[0]), lookup.spec(own[1])),
     )

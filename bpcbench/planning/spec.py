@@ -115,11 +115,10 @@ class Spec:
 
 
 def _difference(planned: Spec, here: Spec) -> str:
-    names = sorted(
-        name
-        for name in {*planned.options, *here.options}
-        if _to_json(planned.options.get(name)) != _to_json(here.options.get(name))
+    one, two = (
+        {name: digest(keyed(_to_json(value))) for name, value in spec.options.items()} for spec in (planned, here)
     )
+    names = sorted(name for name in {*one, *two} if one.get(name) != two.get(name))
     return f" (options that differ: {', '.join(names)})" if names else ""
 
 

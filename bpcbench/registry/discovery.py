@@ -20,7 +20,7 @@ import pluggy
 from bpcbench import hooks
 from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Plugin, Preprocessing, Prerequisite
 from bpcbench.errors import PluginError, UserError, unknown
-from bpcbench.records import StageEvent
+from bpcbench.records import Publication, StageEvent
 
 GROUP = "bpcbench"
 KINDS: Mapping[str, type[Plugin]] = {
@@ -93,6 +93,22 @@ class Registry:
                 impl.function(*(event for _ in impl.argnames))
             except (Exception, SystemExit) as error:
                 report(f"observer {impl.plugin_name} failed: {type(error).__name__}: {error}")
+
+    def published(self, report: Callable[[str], None]) -> list[Publication]:
+        """Return the publications of all plugins; those of a plugin that fails are reported and left out."""
+        publications: list[Publication] = []
+        for impl in self.manager.hook.bpcbench_published.get_hookimpls():
+            try:
+                returned: Any = impl.function()
+                returned = list(returned)
+                for publication in returned:
+                    if not isinstance(publication, Publication):
+                        raise PluginError(f"bpcbench_published returned {publication!r}, which is not a Publication")
+            except (Exception, SystemExit) as error:
+                report(f"no published numbers of plugin {impl.plugin_name}: {_one_line(error)}")
+            else:
+                publications += returned
+        return publications
 
     def add(self, name: str, distribution: str, version: str, module: str, load: Callable[[], Any]) -> None:
         """Load one plugin; whatever goes wrong is noted and everything it registered is taken back."""
@@ -177,6 +193,11 @@ def _check_version(plugin: Any) -> None:
     wanted = getattr(plugin, "BPCBENCH_API", None)
     if not isinstance(wanted, int):
         raise PluginError(f"it does not say BPCBENCH_API = {hooks.API_VERSION}, the version it was written for")
+    if wanted < hooks.OLDEST_API_VERSION:
+        raise PluginError(
+            f"it is written for plugin API {wanted}, and the oldest that this bpcbench supports is "
+            f"{hooks.OLDEST_API_VERSION}: upgrade the plugin"
+        )
     if wanted > hooks.API_VERSION:
         raise PluginError(
             f"it is written for plugin API {wanted}, this bpcbench has API {hooks.API_VERSION}: upgrade bpcbench"
@@ -186,8 +207,13 @@ def _check_version(plugin: Any) -> None:
 def _check_marks(plugin: Any) -> None:
     """Refuse functions that look like hooks and are not: forgotten decorators would make them do nothing."""
     for name, value in list(vars(plugin).items()):
-        if name.startswith("bpcbench_") and inspect.isfunction(value) and not hasattr(value, "bpcbench_impl"):
+        if not name.startswith("bpcbench_") or not inspect.isfunction(value):
+            continue
+        marks = getattr(value, "bpcbench_impl", None)
+        if marks is None:
             raise PluginError(f"{name} is not decorated with @bpcbench.hookimpl")
+        if marks.get("hookwrapper") or marks.get("wrapper"):
+            raise PluginError(f"{name} is a hook wrapper; plugins are called one by one, so it would never run")
 
 
 def _call(manager: pluggy.PluginManager, hook: str, plugin: Any) -> Any:

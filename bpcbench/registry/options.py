@@ -5,6 +5,7 @@ OmegaConf does the casting, one option at a time, so that every mistake is found
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -80,13 +81,20 @@ def build(registry: Registry, kind: str, ref: Ref, base: type[Plugin] | None = N
 
 
 def ready(registry: Registry, plugin: Plugin) -> Plugin:
-    """Return the plugin with every option that still is a reference built, as the harness hands it to a stage."""
-    open_ones = {
-        field.name: build(registry, field.metadata["refers"], getattr(plugin, field.name))
-        for field in dataclasses.fields(plugin)
-        if isinstance(getattr(plugin, field.name), Ref)
-    }
-    return dataclasses.replace(plugin, **open_ones)
+    """Return the plugin as the harness hands it to a stage: references are built, values have their declared types."""
+    hints = type_hints(type(plugin))
+    options: dict[str, Any] = {}
+    for field in dataclasses.fields(plugin):
+        value = getattr(plugin, field.name)
+        if isinstance(value, Ref):
+            options[field.name] = build(registry, field.metadata["refers"], value)
+        elif isinstance(value, Plugin):
+            options[field.name] = ready(registry, value)
+        elif "refers" not in field.metadata:
+            # A float written as 1 must have the same key as the 1.0 that a worker builds.
+            with contextlib.suppress(ValueError):
+                options[field.name] = cast(hints[field.name], value)
+    return dataclasses.replace(plugin, **options)
 
 
 def as_ref(value: Any) -> Ref:

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from bpcbench.reporting.formats import FORMATS, Format, render
-from bpcbench.reporting.published import Published, lookup, published
-from bpcbench.reporting.rows import Row, to_frame
+from bpcbench.reporting.rows import Place, Row, to_frame
 from bpcbench.reporting.table import Cell, Column, Group, Line, Table, build
 
 __all__ = [
@@ -17,12 +16,10 @@ __all__ = [
     "Format",
     "Group",
     "Line",
-    "Published",
+    "Place",
     "Row",
     "Table",
     "build",
-    "lookup",
-    "published",
     "render",
     "to_frame",
 ]

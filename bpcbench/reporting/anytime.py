@@ -6,18 +6,20 @@ learning-rate schedule is that of the whole run, so a point of a curve is not wh
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from bpcbench.planning.cells import Snapshots
-from bpcbench.planning.plan import Plan
+from bpcbench.figures import Curves, Series
+from bpcbench.records import FINAL, Unit
 from bpcbench.reporting import Row
-from bpcbench.reporting.collect import collect
+from bpcbench.reporting.collect import collect, place_of
 from bpcbench.reporting.pairs import Pair, pairs
-from bpcbench.reporting.rows import number, percent
+from bpcbench.reporting.rows import number, with_unit
 from bpcbench.stats import Summary, summarise
 from bpcbench.store.address import Address
+from bpcbench.store.manifest import Manifest
 from bpcbench.store.store import Store
 
 FINAL_LABEL = "end"
@@ -41,6 +43,7 @@ class Point:
     seconds: float
     cpu_seconds: float
     metrics: dict[str, Summary]
+    units: dict[str, Unit]
 
     @property
     def curve(self) -> tuple[str, int, str, str, str]:
@@ -56,39 +59,41 @@ class Point:
             if summary is None:
                 values.append("")
                 continue
-            spread = "" if summary.std is None else f"±{number(metric, summary.std, summary.mean)}"
-            values.append(f"{number(metric, summary.mean)}{spread}")
+            unit = self.units[metric]
+            spread = "" if summary.std is None else f"±{number(unit, summary.std, summary.mean)}"
+            values.append(f"{number(unit, summary.mean)}{spread}")
         names = (self.dataset, str(self.ipc), self.method, self.inference, self.network)
         return (*names, step, f"{self.seconds:.1f}", f"{self.cpu_seconds:.1f}", *values)
 
 
-def headings(metrics: Sequence[str]) -> tuple[str, ...]:
+def headings(found: Sequence[Point], metrics: Sequence[str]) -> tuple[str, ...]:
     """Return the headings of a table of points."""
-    return (*HEADINGS, *(f"{metric} %" if percent(metric) else metric for metric in metrics))
+    units = {metric: unit for point in found for metric, unit in point.units.items()}
+    return (*HEADINGS, *(with_unit(metric, units.get(metric, "")) for metric in metrics))
 
 
-def kept(store: Store, wanted: Collection[int] | None = None) -> Snapshots:
+def kept_snapshots(store: Store, wanted: Collection[int] | None = None) -> Callable[[str], Sequence[int]]:
     """Return a function from a coreset's key to the steps at which it was kept, all or those wanted, in order."""
 
     def steps(key: str) -> Sequence[int]:
-        folder = store.path(Address("coreset", key, "final")).parent
+        folder = store.path(Address("coreset", key, FINAL)).parent
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        found = sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
-        return [step for step in found if wanted is None or step in wanted]
+        kept = sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
+        return [step for step in kept if wanted is None or step in wanted]
 
     return steps
 
 
-def points(plan: Plan, store: Store, metrics: Sequence[str]) -> list[Point]:
+def points(manifest: Manifest, store: Store, metrics: Sequence[str]) -> list[Point]:
     """Return the points of all curves that the store holds, each curve from its start to its end."""
     found = []
-    for step in sorted({cell.step for cell in plan.cells}, key=lambda step: (step is None, step)):
+    for step in sorted({cell.step for cell in manifest.cells}, key=lambda step: (step is None, step)):
         groups: dict[tuple[str, int, str, str, str], list[Row]] = {}
-        for row in collect(plan, store, step):
+        for row in collect(manifest, store, step):
             groups.setdefault((row.dataset, row.ipc, row.method, row.inference, row.network), []).append(row)
         for curve, rows in groups.items():
             coresets = dict.fromkeys(row.coreset for row in rows)
-            costs = [store.meta(Address.parse(coreset)) for coreset in coresets]
+            costs = [store.meta(Address.parse(part)) for coreset in coresets for part in coreset.split("+")]
             found.append(
                 Point(
                     *curve,
@@ -96,20 +101,19 @@ def points(plan: Plan, store: Store, metrics: Sequence[str]) -> list[Point]:
                     sum(cost["seconds"] for cost in costs) / len(costs),
                     sum(cost["cpu_seconds"] for cost in costs) / len(costs),
                     {metric: _summary(rows, metric) for metric in metrics if any(r.metric == metric for r in rows)},
+                    {row.metric: row.unit for row in rows},
                 )
             )
-    order = list(
-        dict.fromkeys((cell.dataset, cell.ipc, cell.method, cell.inference, cell.network) for cell in plan.cells)
-    )
+    order = [tuple(place_of(group)) for group in manifest.groups]
     several = {point.curve for point in found if point.step is not None}
     # Sorting is stable: the points of a curve stay in the order of their steps.
     return sorted((point for point in found if point.curve in several), key=lambda point: order.index(point.curve))
 
 
-def progress(plan: Plan, store: Store, metrics: Sequence[str]) -> list[Pair]:
+def progress(manifest: Manifest, store: Store, metrics: Sequence[str]) -> list[Pair]:
     """Return how far every method came: the paired difference between the ends of its runs and their starts."""
     found = []
-    starts, ends = collect(plan, store, 0), collect(plan, store)
+    starts, ends = collect(manifest, store, 0), collect(manifest, store)
     for method in dict.fromkeys(row.method for row in starts):
         mine = [row for row in ends if row.method == method]
         control = [replace(row, method=START) for row in starts if row.method == method]
@@ -125,21 +129,34 @@ def _summary(rows: Sequence[Row], metric: str) -> Summary:
     return summarise(by_coreset)
 
 
-def pictures(found: Sequence[Point], metrics: Sequence[str]) -> dict[str, bytes]:
-    """Return a PNG per data set, ipc and metric: every curve of it against CPU seconds."""
-    from bpcbench import figures
-
+def pictures(found: Sequence[Point], metrics: Sequence[str]) -> dict[str, Curves]:
+    """Return a figure per data set, ipc and metric: every curve of it against CPU seconds."""
     drawn = {}
     for dataset, ipc in dict.fromkeys((point.dataset, point.ipc) for point in found):
         for metric in metrics:
-            series: dict[str, tuple[list[float], list[float]]] = {}
-            for point in found:
-                if (point.dataset, point.ipc) == (dataset, ipc) and metric in point.metrics:
-                    xs, ys = series.setdefault(f"{point.method} / {point.inference}", ([], []))
-                    xs.append(point.cpu_seconds)
-                    ys.append(point.metrics[metric].mean)
-            if series:
-                name = f"{dataset}-ipc{ipc}-{metric.replace('/', '-')}"
-                title = f"{dataset}, {ipc} per class"
-                drawn[name] = figures.curves(series, "CPU seconds of distillation", metric, title, log_x=True)
+            mine = [p for p in found if (p.dataset, p.ipc) == (dataset, ipc) and metric in p.metrics]
+            if mine:
+                several = len({point.network for point in mine}) > 1
+                lines: dict[str, list[Point]] = {}
+                for point in mine:
+                    name = f"{point.method} / {point.inference}" + (f" / {point.network}" if several else "")
+                    lines.setdefault(name, []).append(point)
+                spread = any(point.metrics[metric].std is not None for point in mine)
+                drawn[f"{dataset}-ipc{ipc}-{metric.replace('/', '-')}"] = Curves(
+                    f"{dataset}, {ipc} per class",
+                    "CPU seconds of distillation",
+                    with_unit(metric, mine[0].units[metric]),
+                    {name: _series(line, metric) for name, line in lines.items()},
+                    log_x=True,
+                    note="Bands: ± the sample standard deviation over coresets" if spread else "",
+                )
     return drawn
+
+
+def _series(line: Sequence[Point], metric: str) -> Series:
+    scale = 100 if line[0].units[metric] == "percent" else 1
+    means = [scale * point.metrics[metric].mean for point in line]
+    stds = [math.nan if (std := point.metrics[metric].std) is None else scale * std for point in line]
+    low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
+    band = (low, high) if any(map(math.isfinite, stds)) else ()
+    return Series([point.cpu_seconds for point in line], means, *band)

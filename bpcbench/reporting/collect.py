@@ -1,38 +1,115 @@
-"""From a plan and a store to the rows of a report: the numbers that are there, read and never recomputed."""
+"""From a manifest and a store to the rows of a report: numbers are read, never recomputed."""
 
 from __future__ import annotations
 
-from bpcbench.planning.plan import Plan
-from bpcbench.reporting import Row
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bpcbench.reporting.rows import Place, Row
+from bpcbench.store.manifest import CellRecord, Group, Manifest, PublishedRecord
+from bpcbench.store.runs import RunRecord
 from bpcbench.store.store import Store
 
+_HIGHER_IS_BETTER = {"higher": True, "lower": False, None: None}
 
-def collect(plan: Plan, store: Store, step: int | None = None) -> list[Row]:
+
+def place_of(group: Group) -> Place:
+    """Return where a group stands in a table."""
+    return Place(group.dataset, group.ipc, group.method, group.inference, group.network)
+
+
+def collect(manifest: Manifest, store: Store, step: int | None = None) -> list[Row]:
     """Return one row per cell, evaluator and metric that the store holds, of coresets after `step` or at their end."""
-    rows = []
-    for cell in plan.cells:
+    return list(_rows(manifest, store, step))
+
+
+def _rows(manifest: Manifest, store: Store, step: int | None) -> Iterator[Row]:
+    for cell in manifest.cells:
         if cell.step != step:
             continue
+        group = cell.group
         for evaluator, address in cell.scores.items():
             if not store.has(address):
                 continue
             meta = store.meta(address)
             for metric, value in meta["metrics"].items():
-                rows.append(
-                    Row(
-                        dataset=cell.dataset,
-                        ipc=cell.ipc,
-                        method=cell.method,
-                        inference=cell.inference,
-                        network=cell.network,
-                        coreset=str(cell.coreset),
-                        distil_seed=cell.distil_seed,
-                        evaluate_seed=cell.evaluate_seed,
-                        evaluator=evaluator,
-                        metric=metric,
-                        value=float(value),
-                        higher_is_better=meta["higher_is_better"].get(metric),
-                        notes=cell.notes,
-                    )
+                yield Row(
+                    dataset=group.dataset,
+                    ipc=group.ipc,
+                    method=group.method,
+                    inference=group.inference,
+                    network=group.network,
+                    coreset=cell.coreset,
+                    distil_seed=cell.distil_seed,
+                    evaluate_seed=cell.evaluate_seed,
+                    evaluator=evaluator,
+                    metric=metric,
+                    value=float(value),
+                    higher_is_better=_HIGHER_IS_BETTER[meta["directions"][metric]],
+                    unit=meta["units"][metric],
+                    notes=group.notes,
+                    ranked=group.ranked,
                 )
-    return rows
+
+
+def published_numbers(manifest: Manifest) -> dict[Place, tuple[PublishedRecord, ...]]:
+    """Return the published numbers by the place they stand beside."""
+    return {place_of(group): group.published for group in manifest.groups}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a suite is: its cells by state. `reasons` holds what went wrong, by the label of the cell."""
+
+    done: tuple[CellRecord, ...] = ()
+    running: tuple[CellRecord, ...] = ()
+    failed: tuple[CellRecord, ...] = ()
+    missing: tuple[CellRecord, ...] = ()
+    skipped: tuple[CellRecord, ...] = ()
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell that is not skipped has all its scores."""
+        return not (self.running or self.failed or self.missing)
+
+    def note(self) -> str:
+        """Return what is missing in one sentence, or an empty text."""
+        if self.complete:
+            return ""
+        total = len(self.done) + len(self.running) + len(self.failed) + len(self.missing)
+        parts = [
+            f"{len(cells)} {word}"
+            for word, cells in (("running", self.running), ("failed", self.failed), ("not run yet", self.missing))
+            if cells
+        ]
+        return f"Incomplete: {total - len(self.done)} of {total} evaluations have no result ({', '.join(parts)})."
+
+
+def progress(manifest: Manifest, store: Store, runs: list[RunRecord]) -> Progress:
+    """Return the state of every cell: what the store lacks is missing; run records tell what runs and what failed."""
+    under_way = {stage for run in runs if run.alive for stage in run.running}
+    reasons: dict[str, str] = {}
+    failed = {failure.stage: failure.message for failure in (runs[-1].failures if runs else ())}
+    groups: dict[str, list[CellRecord]] = {name: [] for name in ("done", "running", "failed", "missing", "skipped")}
+    for cell in manifest.cells:
+        if cell.skipped:
+            state = "skipped"
+        elif all(store.has(address) for address in cell.scores.values()):
+            state = "done"
+        else:
+            stages = _stages(cell)
+            broken = next((failed[stage] for stage in stages if stage in failed), None)
+            if any(stage in under_way for stage in stages):
+                state = "running"
+            elif broken is not None:
+                state, reasons[cell.label] = "failed", broken
+            else:
+                state = "missing"
+        groups[state].append(cell)
+    return Progress(**{name: tuple(cells) for name, cells in groups.items()}, reasons=reasons)
+
+
+def _stages(cell: CellRecord) -> list[str]:
+    scores = [address.stage for address in cell.scores.values()]
+    return [*(address.stage for address in cell.coresets), f"predict:{cell.predict}", *scores]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bpcbench.planning.cells import Cell
-from bpcbench.planning.plan import Plan
-from bpcbench.running.bodies import FIT
+from bpcbench.reporting.collect import place_of
+from bpcbench.reporting.rows import Place
 from bpcbench.stats import Summary, summarise
 from bpcbench.store.address import Address
+from bpcbench.store.manifest import CellRecord, Manifest
 from bpcbench.store.store import Store
 
 HEADINGS = (
@@ -32,8 +32,9 @@ distil: one coreset. prepare: all that must be there first, such as experts, in 
 methods of the suite that use it. infer: one fit and its predictions. bytes: images and targets of a coreset.
 peak MB: memory of the process that distilled, its libraries included. shared: other stages ran beside it.
 """
-_Names = tuple[str, int, str, str, str]
-_Fits = dict[Address, list[list[Address]]]
+FIT = "fit"
+"""The member of a prediction that holds the fitted predictive."""
+_Fits = dict[tuple[Address, ...], list[list[Address]]]
 
 
 @dataclass(frozen=True)
@@ -71,43 +72,42 @@ class Cost:
         )
 
 
-def costs(plan: Plan, store: Store) -> list[Cost]:
+def costs(manifest: Manifest, store: Store) -> list[Cost]:
     """Return a cost for every line of the suite's table whose coresets and predictions the store has."""
-    groups: dict[_Names, _Fits] = {}
+    groups: dict[Place, _Fits] = {}
     users: dict[Address, set[str]] = {}
-    for cell in plan.cells:
-        if cell.coreset is None or cell.step is not None or not store.has(cell.coreset):
+    for cell in manifest.cells:
+        if not cell.coresets or cell.step is not None or not all(store.has(address) for address in cell.coresets):
             continue
-        for address in _prepared(store, cell.coreset):
-            users.setdefault(address, set()).add(cell.method)
+        for address in _prepared(store, cell.coresets):
+            users.setdefault(address, set()).add(cell.group.method)
         if fitted := _fitted(store, cell):
-            names = (cell.dataset, cell.ipc, cell.method, cell.inference, cell.network)
-            groups.setdefault(names, {}).setdefault(cell.coreset, []).append(fitted)
-    return [_cost(names, fits, store, users) for names, fits in groups.items()]
+            groups.setdefault(place_of(cell.group), {}).setdefault(cell.coresets, []).append(fitted)
+    return [_cost(place, fits, store, users) for place, fits in groups.items()]
 
 
-def _cost(names: _Names, fits: _Fits, store: Store, users: Mapping[Address, set[str]]) -> Cost:
-    metas = [store.meta(coreset) for coreset in fits]
+def _cost(place: Place, fits: _Fits, store: Store, users: Mapping[Address, set[str]]) -> Cost:
     first = next(iter(fits))
+    distilled = [address for coresets in fits for address in coresets]
     prepared = _prepared(store, first)
     known = all(store.has(address) for address in prepared)
-    timed = [*fits, *(address for made in fits.values() for fitted in made for address in fitted)]
+    timed = [*distilled, *(address for made in fits.values() for fitted in made for address in fitted)]
     return Cost(
-        *names,
-        size=int(metas[0]["coreset"]["bytes"]),
-        distil=summarise({coreset: [_seconds(store, coreset)] for coreset in fits}),
+        *place,
+        size=sum(int(store.meta(address)["coreset"]["bytes"]) for address in first),
+        distil=summarise({c: [sum(_seconds(store, address) for address in c)] for c in fits}),
         prepare=sum(_seconds(store, address) for address in prepared) if known else None,
         share=sum(_seconds(store, address) / len(users[address]) for address in prepared) if known else None,
         infer=summarise({coreset: [_taken(store, fitted) for fitted in made] for coreset, made in fits.items()}),
-        peak=max(float(meta["peak_memory_bytes"]) for meta in metas),
+        peak=max(float(store.meta(address).get("peak_memory_bytes") or 0.0) for address in distilled),
         shared=any(int(store.meta(address).get("jobs", 1)) > 1 for address in timed),
     )
 
 
-def _prepared(store: Store, address: Address) -> Sequence[Address]:
-    """Return the prerequisites of an artefact and theirs, each once."""
+def _prepared(store: Store, addresses: Sequence[Address]) -> Sequence[Address]:
+    """Return the prerequisites of artefacts and theirs, each once."""
     found: dict[Address, None] = {}
-    waiting = [address]
+    waiting = list(addresses)
     while waiting:
         one = waiting.pop()
         needs = store.meta(one)["inputs"] if store.has(one) else ()
@@ -122,7 +122,7 @@ def _prerequisites(needs: Iterable[str]) -> list[Address]:
     return [Address.parse(need) for need in needs if need.startswith("prerequisite:")]
 
 
-def _fitted(store: Store, cell: Cell) -> list[Address]:
+def _fitted(store: Store, cell: CellRecord) -> list[Address]:
     """Return a cell's fit and its predictions, as far as the store has them."""
     scores = [store.meta(address) for address in cell.scores.values() if store.has(address)]
     inputs = [Address.parse(text) for meta in scores for text in meta["stage"]["predictions"]]

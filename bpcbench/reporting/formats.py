@@ -20,7 +20,7 @@ Format = Literal["text", "md", "latex", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _FIELDS = (
-    *("dataset", "ipc", "method", "inference", "network", "evaluator", "metric", "higher_is_better", "source"),
+    *("dataset", "ipc", "method", "inference", "network", "evaluator", "metric", "higher_is_better", "unit", "source"),
     *("mean", "std", "n", "within", "low", "high", "best", "second", "tied", "text", "notes"),
 )
 _TEX = {
@@ -52,9 +52,10 @@ def render(table: Table, format: Format = "text", *, color: bool = False, width:
 
     `text` is aligned for a terminal, with ANSI bold and underline if `color`, and broken into panels of whole column
     groups, or of parts of a group that alone is too wide, if it is wider than `width`; `md` is a GitHub table; `latex`
-    is a `table` environment that needs booktabs. `csv` and `json` hold one record per cell, unrounded and in the
-    metric's own unit (an accuracy is a fraction), without n where a number is published. JSON has null for what is not
-    a finite number, and the title and footnotes beside its `cells`. Raise UserError for any other format.
+    is a `table` environment that needs booktabs. `csv` and `json` hold one record per cell, unrounded and as the
+    evaluator gave it (with the unit `percent` it is a fraction), without n where a number is published. JSON has null
+    for what is not a finite number, and the title and footnotes beside its `cells`. Raise UserError for any other
+    format.
     """
     if format == "text":
         return _text(table, color, width)
@@ -75,11 +76,9 @@ def _text(table: Table, color: bool, width: int | None) -> str:
             panels.append(left)
         panels[-1] = [f"{before}   {after}" for before, after in zip(panels[-1], right, strict=True)]
     out = [_flat(table.title)] if table.title else []
-    end = 2 + sum(not line.published for line in table.lines)
     for panel in panels:
         rule = "─" * len(panel[0])
-        below = [rule, *panel[end:]] if panel[end:] else []
-        out += [*([""] if out else []), *panel[:2], rule, *panel[2:end], *below, rule]
+        out += [*([""] if out else []), *panel[:2], rule, *panel[2:], rule]
     legend = _legend(table, *(("bold", "underlined") if color else ("*", "_")), "~")
     wide = max(80, min(max(len(panel[0]) for panel in panels), 120))
     notes = [textwrap.fill(_flat(note), wide, subsequent_indent="  ") for note in (*legend, *table.footnotes)]
@@ -153,8 +152,6 @@ def _latex(table: Table) -> str:
     heads = [*table.labels, *(_tex(column.label) for group in table.groups for column in group.columns)]
     body = []
     for line in table.lines:
-        if line.published and r"\midrule" not in body:
-            body.append(r"\midrule")
         style = (r"\textbf{", "}"), (r"\underline{", "}"), r"$^{\sim}$"
         cells = (_styled(_tex(cell.mean), _tex(_rest(cell)), cell, *style) for cell in line.cells)
         body.append(_tex_row([*(_tex(line.label(name)) for name in table.labels), *cells]))
@@ -198,8 +195,8 @@ def _records(table: Table) -> Iterator[dict[str, Any]]:
         for (group, column), cell in zip(places, line.cells, strict=True):
             values = (
                 *(group.dataset, group.ipc, line.method, line.inference, line.network),
-                *("" if line.published else column.evaluator, column.metric, column.higher_is_better),
-                "published" if line.published else "measured",
+                *("" if line.published else column.evaluator, column.metric, column.higher_is_better, column.unit),
+                line.published or "measured",
                 *_numbers(cell.summary),
                 *(cell.best, cell.second, cell.tied, cell.mean + _rest(cell), "; ".join(cell.notes)),
             )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bpcbench.errors import UserError, unknown
-from bpcbench.reporting.rows import Row, number, percent
+from bpcbench.records import Unit
+from bpcbench.reporting.rows import Row, number
 from bpcbench.stats import Difference, paired_difference
 
 HEADINGS = ("data set", "ipc", "method", "inference", "network", "metric", "difference", "95 % interval", "n")
@@ -24,19 +25,20 @@ class Pair:
     inference: str
     network: str
     metric: str
+    unit: Unit
     difference: Difference
 
     def cells(self) -> tuple[str, ...]:
         """Return the pair as the texts of a line under `HEADINGS`."""
         d = self.difference
-        unit = " points" if percent(self.metric) else ""
+        unit = " points" if self.unit == "percent" else ""
         bounds = "" if d.low is None or d.high is None else f"{self._signed(d.low)} ... {self._signed(d.high)}"
         what = f"{self._signed(d.mean)}{unit}"
         names = (self.dataset, str(self.ipc), self.method, self.inference, self.network, self.metric)
         return (*names, what, bounds, str(d.n))
 
     def _signed(self, value: float) -> str:
-        text = number(self.metric, value, self.difference.mean)
+        text = number(self.unit, value, self.difference.mean)
         return text if text.startswith("-") else f"+{text}"
 
 
@@ -74,6 +76,7 @@ def pairs(rows: Sequence[Row], against: str, metrics: Sequence[str]) -> list[Pai
                         place.inference,
                         place.network,
                         place.metric,
+                        place.unit,
                         paired_difference(ours, theirs),
                     )
                 )
@@ -91,11 +94,12 @@ class _Place(NamedTuple):
     network: str
     evaluator: str
     metric: str
+    unit: Unit
 
 
 def _grouped(rows: Iterable[Row]) -> dict[tuple[_Place, str, int], list[Row]]:
     groups: dict[tuple[_Place, str, int], list[Row]] = {}
     for row in rows:
-        place = _Place(row.dataset, row.ipc, row.inference, row.network, row.evaluator, row.metric)
+        place = _Place(row.dataset, row.ipc, row.inference, row.network, row.evaluator, row.metric, row.unit)
         groups.setdefault((place, row.method, row.distil_seed), []).append(row)
     return groups

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from bpcbench.records import Unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,14 +15,25 @@ if TYPE_CHECKING:
 _DECIMALS = ((0.0005, ".1e"), (0.1, ".3f"), (100, ".2f"), (1000, ".1f"), (1e5, ".0f"))
 
 
+class Place(NamedTuple):
+    """The labels of a group of rows: where their mean stands in a table, but for the metric."""
+
+    dataset: str
+    ipc: int
+    method: str
+    inference: str
+    network: str
+
+
 @dataclass(frozen=True)
 class Row:
     """One metric of one evaluation of one coreset.
 
     `coreset` is the coreset's address. Rows with equal `coreset` evaluate the same coreset even where `distil_seed`
-    differs: a deterministic method has one coreset for all its seeds, and counts once. `value` is in the metric's own
-    unit (an accuracy is a fraction). `notes` are the words of the data set and of the method that every table must
-    carry, such as `subset`, `generated` or `reconstruction`.
+    differs: a deterministic method has one coreset for all its seeds, and counts once. `value` is as the evaluator gave
+    it; with the unit `percent` it is a fraction that tables print in percent. `notes` are the words of the data set and
+    of the method that every table must carry, such as `subset`, `generated` or `reconstruction`. `ranked` is False for
+    a method that is no competitor.
     """
 
     dataset: str
@@ -36,23 +48,22 @@ class Row:
     metric: str
     value: float
     higher_is_better: bool | None
+    unit: Unit = ""
     notes: tuple[str, ...] = ()
+    ranked: bool = True
 
 
-def number(metric: str, value: float, like: float | None = None) -> str:
+def number(unit: Unit, value: float, like: float | None = None) -> str:
     """Return a value as tables show it, with the decimals that suit `like` (by default the value itself)."""
-    if percent(metric):
+    if unit == "percent":
         return f"{100 * value:.1f}"
     size = abs(value if like is None else like)
     return format(value, ".2f" if size == 0 else next((spec for limit, spec in _DECIMALS if size < limit), ".1e"))
 
 
-def percent(metric: str) -> bool:
-    """Return whether tables show a metric, kept as a fraction, in percent: as papers print it.
-
-    Accuracies, such as `acc` or `acc_snow`, and what tells known from unknown data, such as `svhn/auroc`.
-    """
-    return not {"acc", "auroc", "aupr", "fpr95"}.isdisjoint(re.split(r"[^a-z0-9]+", metric.lower()))
+def with_unit(metric: str, unit: Unit) -> str:
+    """Return a metric's name as a heading: with the sign of its unit."""
+    return f"{metric} %" if unit == "percent" else metric
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:

@@ -8,15 +8,12 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from bpcbench.errors import UserError
-from bpcbench.reporting.published import Published, lookup, printed_as
-from bpcbench.reporting.rows import Row, notes, number, percent
+from bpcbench.records import Unit
+from bpcbench.reporting.rows import Place, Row, notes, number, with_unit
 from bpcbench.stats import Summary, ranks, summarise, tied
+from bpcbench.store.manifest import PublishedRecord
 
 MISSING = "—"
-PUBLISHED = (
-    "Lines marked (published) are printed in the VBPC paper and not ranked here: its protocol need not be this one, "
-    "its ± need not mean the same, and its NLL formula for the baselines is not stated."
-)
 
 
 @dataclass(frozen=True)
@@ -26,6 +23,7 @@ class Column:
     metric: str
     evaluator: str = ""
     higher_is_better: bool | None = None
+    unit: Unit = ""
     ambiguous: bool = False
 
     @property
@@ -33,7 +31,7 @@ class Column:
         """The heading: the metric, its unit, and an arrow that points to where the better values are."""
         name = f"{self.metric} ({self.evaluator})" if self.ambiguous else self.metric
         arrow = {True: " ↑", False: " ↓", None: ""}[self.higher_is_better]
-        return f"{name}{' %' if percent(self.metric) else ''}{arrow}"
+        return f"{with_unit(name, self.unit)}{arrow}"
 
 
 @dataclass(frozen=True)
@@ -70,19 +68,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table; its cells are those of the first group's columns, then of the second's, and so on."""
+    """A line of the table; its cells are those of the first group's columns, then of the second's, and so on.
+
+    `published` marks a line of printed numbers, which stands below the measured line of the same labels; it is the
+    words in brackets behind the method, and empty for a measured line.
+    """
 
     method: str
     inference: str
     network: str
     cells: tuple[Cell, ...]
     ranked: bool = True
-    published: bool = False
+    published: str = ""
 
     def label(self, name: str) -> str:
         """Return what stands in the label column `name`: `method`, `inference` or `network`."""
         text = str(getattr(self, name))
-        return f"{text} (published)" if self.published and name == "method" else text
+        return f"{text} ({self.published})" if self.published and name == "method" else text
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,9 @@ def build(
     metrics: Sequence[str] = ("acc", "nll"),
     title: str = "",
     *,
-    unranked: Collection[str] = ("whole",),
-    published: Sequence[Published] = (),
+    published: Mapping[Place, Sequence[PublishedRecord]] | None = None,
+    publications: Mapping[str, str] | None = None,
+    extra: Sequence[str] = (),
     tried: Mapping[str, int] | None = None,
 ) -> Table:
     """Return a line per (method, inference, network) as they first appear and a group per (data set, ipc), sorted.
@@ -110,8 +113,9 @@ def build(
     A group has a column per metric and evaluator, but for a metric that its evaluator does not give there at all.
     A cell is the summary over coresets of the means over their evaluations; an evaluation given twice counts once.
     Per column the best and the second of the finite means are marked, and all that are tied with the best inside
-    noise; methods in `unranked` are shown without being ranked, and nothing is marked where fewer than two compete.
-    `published` numbers of the paper make further, unranked lines for the methods that are measured.
+    noise; methods whose rows say so are shown without being ranked, and nothing is marked where fewer than two compete.
+    With `published`, the numbers that match a line stand below it, unranked, and a footnote names the lines for which
+    there is none; `publications` are the notes of the publications by name. `extra` are further footnotes.
     `tried` says how many settings were tried on the validation split for a method; it becomes a footnote.
     Raise UserError if rows contradict each other.
     """
@@ -124,12 +128,12 @@ def build(
     said = {_place(row): row.notes for row in rows}
     counts = Counter(summary.n for summary in summaries.values())
     usual = max(counts, key=lambda n: (counts[n], n), default=0)
+    aside = {(row.method, row.inference, row.network) for row in rows if not row.ranked}
     lines = []
     for line in dict.fromkeys((row.method, row.inference, row.network) for row in rows):
         keys = [(c, (*line, g.dataset, g.ipc, c.evaluator, c.metric)) for g, c in places]
         cells = tuple(replace(_cell(c, summaries.get(k), usual), notes=said.get(k, ())) for c, k in keys)
-        lines.append(Line(*line, cells, ranked=line[0] not in unranked))
-    below = _published_lines(lines, places, published)
+        lines.append(Line(*line, cells, ranked=line not in aside))
     lines = _marked(lines, [column for _, column in places])
     labels = [name for name in ("inference", "network") if len({getattr(row, name) for row in rows}) > 1]
     footnotes = (
@@ -137,9 +141,22 @@ def build(
         *_cell_notes(lines),
         *notes(rows),
         *_tried_notes(lines, tried or {}),
-        *([PUBLISHED] if below else ()),
     )
-    return Table(title, ("method", *labels), groups, (*lines, *below), footnotes)
+    if published is None:
+        return Table(title, ("method", *labels), groups, tuple(lines), (*footnotes, *extra))
+    below = [_published_lines(line, places, published) for line in lines]
+    names = list(dict.fromkeys(name for printed in below for name in printed))
+    marks = {name: "published" if len(names) == 1 else f"published in {name}" for name in names}
+    shown = [
+        each
+        for line, printed in zip(lines, below, strict=True)
+        for each in (line, *(replace(other, published=marks[name]) for name, other in printed.items()))
+    ]
+    footnotes += tuple(_publication_notes(publications or {}, marks))
+    if without := [line for line, printed in zip(lines, below, strict=True) if not printed]:
+        named = ", ".join(" / ".join(line.label(name) for name in ("method", *labels)) for line in without)
+        footnotes += (f"No published number for {named}.",)
+    return Table(title, ("method", *labels), groups, tuple(shown), (*footnotes, *extra))
 
 
 def _groups(rows: Sequence[Row], columns: Sequence[Column], keys: Iterable[tuple[str, int]]) -> Iterator[Group]:
@@ -165,7 +182,11 @@ def _columns(rows: Sequence[Row], metric: str) -> list[Column]:
         directions = {row.higher_is_better for row in mine if row.evaluator == evaluator} - {None}
         if len(directions) > 1:
             raise UserError(f"evaluator {evaluator!r} says of {metric!r} both that higher and that lower is better")
-        columns.append(Column(metric, evaluator, next(iter(directions), None), len(evaluators) > 1))
+        units: set[Unit] = {row.unit for row in mine if row.evaluator == evaluator} or {""}
+        if len(units) > 1:
+            raise UserError(f"evaluator {evaluator!r} gives {metric!r} both in percent and not")
+        direction, (unit,) = next(iter(directions), None), units
+        columns.append(Column(metric, evaluator, direction, unit, len(evaluators) > 1))
     return columns
 
 
@@ -191,8 +212,8 @@ def _summaries(rows: Iterable[Row]) -> Mapping[Hashable, Summary]:
 def _cell(column: Column, summary: Summary | None, usual: int) -> Cell:
     if summary is None:
         return Cell()
-    spread = "" if summary.std is None else number(column.metric, summary.std, like=summary.mean)
-    return Cell(summary, number(column.metric, summary.mean), spread, None if summary.n == usual else summary.n)
+    spread = "" if summary.std is None else number(column.unit, summary.std, like=summary.mean)
+    return Cell(summary, number(column.unit, summary.mean), spread, None if summary.n == usual else summary.n)
 
 
 def _marked(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
@@ -220,18 +241,36 @@ def _finite(cell: Cell) -> bool:
 
 
 def _published_lines(
-    lines: Iterable[Line], places: Sequence[tuple[Group, Column]], published: Sequence[Published]
-) -> list[Line]:
-    found = []
-    for method in dict.fromkeys(line.method for line in lines):
-        numbers = [
-            lookup(published, dataset=group.dataset, ipc=group.ipc, method=method, **printed_as(column.metric))
-            for group, column in places
-        ]
-        if any(numbers):
-            cells = tuple(Cell(known.summary(), *known.printed) if known else Cell() for known in numbers)
-            found.append(Line(method, "", "", cells, ranked=False, published=True))
-    return found
+    line: Line, places: Sequence[tuple[Group, Column]], published: Mapping[Place, Sequence[PublishedRecord]]
+) -> dict[str, Line]:
+    """Return what stands below a line: a line of printed numbers for every publication that has any, by its name."""
+    printed: dict[str, dict[int, PublishedRecord]] = {}
+    for index, (group, column) in enumerate(places):
+        place = Place(group.dataset, group.ipc, line.method, line.inference, line.network)
+        for record in published.get(place, ()):
+            if record.metric == column.metric:
+                printed.setdefault(record.publication, {}).setdefault(index, record)
+    below = {}
+    for publication, numbers in printed.items():
+        cells = (_published_cell(column, numbers.get(index)) for index, (_, column) in enumerate(places))
+        below[publication] = replace(line, cells=tuple(cells), ranked=False)
+    return below
+
+
+def _published_cell(column: Column, record: PublishedRecord | None) -> Cell:
+    if record is None:
+        return Cell()
+    # Its n is not known.
+    known = None if record.mean is None else Summary(record.mean, record.std, 0, None, None, None)
+    if record.printed[0] or known is None:
+        return Cell(known, *record.printed)
+    return _cell(column, known, usual=known.n)
+
+
+def _publication_notes(notes_by_name: Mapping[str, str], marks: Mapping[str, str]) -> Iterator[str]:
+    for name, mark in marks.items():
+        text = f"Lines marked ({mark}) are printed in {name} and not ranked here. {notes_by_name.get(name, '')}"
+        yield text.rstrip()
 
 
 def _spread_notes(
@@ -247,18 +286,18 @@ def _spread_notes(
             "± is the sample standard deviation over n coresets of their means over evaluation seeds; "
             f"n = {usual}{unless}."
         )
-    withins: dict[str, list[float]] = {}
+    withins: dict[tuple[str, Unit], list[float]] = {}
     for index, cell in ((index, cell) for line in lines for index, cell in enumerate(line.cells)):
         if cell.summary is not None and cell.summary.within is not None:
-            withins.setdefault(columns[index].metric, []).append(cell.summary.within)
+            withins.setdefault((columns[index].metric, columns[index].unit), []).append(cell.summary.within)
     if withins:
-        spans = ", ".join(f"{metric} {_span(metric, found)}" for metric, found in withins.items())
+        spans = ", ".join(f"{metric} {_span(unit, values)}" for (metric, unit), values in withins.items())
         yield f"Standard deviation within a coreset, over its evaluation seeds, smallest to largest: {spans}."
 
 
-def _span(metric: str, values: Sequence[float]) -> str:
-    ends = dict.fromkeys(number(metric, value) for value in (min(values), max(values)))
-    return " to ".join(ends) + (" %" if percent(metric) else "")
+def _span(unit: Unit, values: Sequence[float]) -> str:
+    ends = dict.fromkeys(number(unit, value) for value in (min(values), max(values)))
+    return " to ".join(ends) + (" %" if unit == "percent" else "")
 
 
 def _cell_notes(lines: Sequence[Line]) -> Iterator[str]:

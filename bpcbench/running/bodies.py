@@ -17,7 +17,8 @@ import numpy as np
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing, Prerequisite
 from bpcbench.coresets.files import preview, read_coreset
 from bpcbench.data.splits import evaluated_split, training_data
-from bpcbench.errors import BpcbenchError, PluginError, Stopped
+from bpcbench.errors import BpcbenchError, PluginError, Stopped, unknown
+from bpcbench.figures import figure_to_json
 from bpcbench.planning.spec import Spec
 from bpcbench.planning.stages import (
     CoresetStage,
@@ -44,6 +45,7 @@ from bpcbench.records import (
     Task,
     Transform,
     snapshot_member,
+    undeclared,
     union,
 )
 from bpcbench.registry.discovery import Registry, registry
@@ -334,10 +336,17 @@ def _score(attempt: _Attempt, stage: ScoreStage) -> None:
     seed_globals(derive("score", 0))
     begin = time.monotonic()
     scores = evaluator.score(predictions, given)
+    declared = {metric.name: metric for metric in evaluator.metrics()}
+    for name in undeclared(scores, declared.values()):
+        raise ValueError(
+            f"{evaluator.name}.score gave a metric it does not declare: {unknown('metric', name, declared)}"
+        )
     values = {name: float(value) for name, value in scores.metrics.items()}
     meta = {
         "metrics": {name: value if np.isfinite(value) else str(value) for name, value in values.items()},
-        "higher_is_better": {name: evaluator.higher_is_better(name) for name in values},
+        "directions": {name: declared[name].direction for name in values},
+        "units": {name: declared[name].unit for name in values},
+        "figures": {name: figure_to_json(figure) for name, figure in scores.figures.items()},
         "seconds": round(time.monotonic() - begin, 3),
     }
-    attempt.commit(FINAL, scores.arrays, None, meta)
+    attempt.commit(FINAL, {}, None, meta)

@@ -1,87 +1,186 @@
-"""Carrying out a session's plan: what is in the way is removed, the suite remembered, listeners told, stages run."""
+"""Carrying out a plan: the manifest is written, listeners are told, stages run, and the run is recorded."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bpcbench.store.runs import FailureRecord, Journal
 from bpcbench.text import to_stderr
 
 if TYPE_CHECKING:
     from bpcbench.planning.plan import Plan
     from bpcbench.planning.planner import PlannedStage
-    from bpcbench.running.run import Result
-    from bpcbench.session import Session
+    from bpcbench.registry.discovery import Registry
+    from bpcbench.running.queue import Outcome
+    from bpcbench.running.run import Failure, Result
+    from bpcbench.store.manifest import Manifest, Purpose
     from bpcbench.store.store import Store
 
 
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A plan that is ready to run: the plugins, the store's folder (which may not exist yet) and the data's.
+
+    `source` and `overrides` are the suite as the user named it, `request` a digest of its content, `command` how to
+    run it again. `notes` are what
+    planning found out: what evaluators do without, and damaged members of the store.
+    """
+
+    registry: Registry
+    plan: Plan
+    out: Path
+    data: Path
+    source: str
+    overrides: tuple[str, ...]
+    request: str
+    purpose: Purpose
+    command: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def store(self) -> Store | None:
+        """The store as it is on disk now, or None."""
+        from bpcbench.store.store import Store
+
+        return Store.open(self.out, create=False) if (self.out / "store.json").exists() else None
+
+
 def execute(
-    session: Session,
+    prepared: Prepared,
     *,
     jobs: int | None = None,
     inline: bool = False,
     debug: bool = False,
     track: bool = True,
     quiet: bool = False,
-    say: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Result:
-    """Run what a session's plan says is to do; what is to be made anew is removed first."""
+    """Run what a plan says is to do; what is to be recomputed is removed first."""
+    from bpcbench.planning.manifest import manifest_of
     from bpcbench.running.progress import Progress
     from bpcbench.running.run import Runner, choose_engine
+    from bpcbench.store.manifest import write_manifest
     from bpcbench.store.store import Store, check_writable
 
-    check_writable(session.out)
+    plan = prepared.plan
+    check_writable(prepared.out)
     if track:
         from bpcbench.tracking.mlflow import tracking_uri
 
-        tracking_uri(session.out)  # refused before anything is written
-    store = session.store or Store.open(session.out)
-    _remember(session, store)
-    _tidy(session.plan, store)
-    for note in session.notes:
-        (say or to_stderr)(f"note: {note}")
-    to_do = session.plan.to_do()
+        tracking_uri(prepared.out)  # refused before anything is written
+    store = prepared.store or Store.open(prepared.out)
+    say = report or to_stderr
+    manifest = manifest_of(
+        plan,
+        source=prepared.source,
+        request=prepared.request,
+        purpose=prepared.purpose,
+        publications=prepared.registry.published(say),
+    )
+    folder = write_manifest(store.root, manifest)
+    journal = Journal.begin(
+        folder,
+        command=prepared.command,
+        overrides=prepared.overrides,
+        request=manifest.request,
+        description=manifest.description,
+        shown=manifest.shown,
+        stale=plan.stale(),
+    )
+    _tidy(plan, store)
+    for note in prepared.notes:
+        say(f"note: {note}")
+    to_do = plan.to_do()
     for planned in to_do:
         if planned.again:
             _forget(store, planned)
     progress = Progress(len(to_do), quiet=quiet) if to_do else None
-    report = say or (progress.say if progress else to_stderr)
+    say = report or (progress.say if progress else to_stderr)
     listeners: list[Any] = [progress] if progress else []
     tracker = None
     if track:
         from bpcbench.tracking.live import Tracker
 
-        tracker = Tracker(session.plan, store, report)
+        tracker = Tracker(manifest, store, {planned.id for planned in to_do}, say)
         tracker.start()
         listeners.append(tracker)
-    engine = choose_engine(session.plan.suite.engine, jobs=jobs, inline=inline or debug)
-    runner = Runner(session.registry, session.plan, store, session.data, engine, listeners, report, debug)
+    recorder = _Recorder(journal, store.root)
+    listeners.append(recorder)
+    engine = choose_engine(plan.suite.engine, jobs=jobs, inline=inline or debug)
+    runner = Runner(prepared.registry, plan, store, prepared.data, engine, listeners, say, debug)
     result = None
+    recorder.start()
     try:
         result = runner.run()
     finally:
+        recorder.stop()
         if progress:
             progress.close()
         if tracker:
             tracker.close(ok=result is not None and result.exit_code == 0)
+        journal.end(
+            exit_code=1 if result is None else result.exit_code,
+            counts={} if result is None else result.counts,
+            failures=() if result is None else [_failure(failure, store.root) for failure in result.failures],
+            scores=_scores_seen(manifest, store),
+        )
     return result
 
 
-def _remember(session: Session, store: Store) -> None:
-    """Keep the suite beside its results, so that `sync` and `ui` know what was run here."""
+class _Recorder(threading.Thread):
+    """A Listener that keeps the run record up to date, with a heartbeat also while nothing happens."""
+
+    def __init__(self, journal: Journal, root: Path) -> None:
+        super().__init__(name="recorder", daemon=True)
+        self.journal, self.root = journal, root
+        self._running: dict[str, None] = {}
+        self._failures: list[FailureRecord] = []
+        self._stop_event = threading.Event()
+
+    def started(self, stage: PlannedStage) -> None:
+        """Note a stage that is under way."""
+        self._running[stage.id] = None
+
+    def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
+        """Do nothing: progress is in the stage's own files."""
+
+    def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
+        """Note a stage that has ended."""
+        self._running.pop(stage.id, None)
+        if outcome.status == "failed":
+            self._failures.append(FailureRecord(stage.id, stage.label, outcome.message, ""))
+
+    def run(self) -> None:
+        """Write the record now and then."""
+        while not self._stop_event.wait(1.0):
+            self.journal.beat(list(self._running), list(self._failures))
+
+    def stop(self) -> None:
+        """End the heartbeat."""
+        self._stop_event.set()
+        self.join()
+
+
+def _failure(failure: Failure, root: Path) -> FailureRecord:
+    log = failure.log.relative_to(root) if failure.log.is_relative_to(root) else failure.log
+    return FailureRecord(failure.stage.id, failure.stage.label, failure.message, str(log))
+
+
+def _scores_seen(manifest: Manifest, store: Store) -> str:
+    """Return a digest of all scores that are there, by which a later change of one is noticed."""
     from bpcbench.store.address import digest
 
-    values = {**session.plan.suite.source, "name": session.plan.suite.name}
-    values.pop("extends", None)
-    folder = store.root / "suites"
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{session.plan.suite.name}-{digest(values)[:8]}.json"
-    temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(values, indent=1) + "\n")
-    temporary.replace(file)
+    seen = {}
+    for cell in manifest.cells:
+        for address in cell.scores.values():
+            if store.has(address):
+                seen[str(address)] = store.meta(address)["checksum"]
+    return digest(seen)
 
 
 def _forget(store: Store, planned: PlannedStage) -> None:

@@ -3,22 +3,26 @@
 STORE/store.json                         schema version
 STORE/stages/KIND/KEY/MEMBER/stage.json  what was made, from what, how long it took, checksums
                             arrays.safetensors, further files
+STORE/suites/NAME/DIGEST/...             manifests, and a record of every run in runs/
 STORE/scratch/...                        checkpoints and events of attempts that are under way
 STORE/damaged/...                        what failed its checksum, set aside
 STORE/verified.jsonl                     which files were verified in full, by identity; only a cache
 STORE/locks, STORE/turns                 what is being made or done right now, by byte; empty
 STORE/timings.jsonl                      seconds and bytes of past stages, for estimates; only a cache
+
+A store may come from a stranger: places are named by their folders alone, links below STORE are not followed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
 import shutil
+import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +30,15 @@ from typing import Any
 
 from bpcbench.errors import StoreError
 from bpcbench.records import Arrays
-from bpcbench.store import folder
+from bpcbench.store import caches, folder, layout
 from bpcbench.store.address import Address
+from bpcbench.store.layout import DAMAGED, SCHEMA, SCRATCH
+from bpcbench.store.layout import STAGE as STAGE
 from bpcbench.store.locks import Busy, held
+from bpcbench.store.marker import check_writable as check_writable
+from bpcbench.store.marker import create as create_store
+from bpcbench.store.marker import schema_of
 
-SCHEMA = 1
-STAGE = "stage.json"
 ABANDONED_SECONDS = 86400.0
 """How old an unfinished commit must be to be taken for the remains of a process that was killed."""
 
@@ -48,109 +55,130 @@ class Artefact:
 
 @dataclass
 class Store:
-    """A folder of results. Any number of processes may use it at once."""
+    """A folder of results. Any number of processes may use it at once; `read_only` promises to change nothing in it."""
 
     root: Path
     messages: list[str] = field(default_factory=list)
+    read_only: bool = False
     _verified: dict[str, list[int]] | None = None
     _meta: dict[Address, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, root: Path, *, create: bool = True) -> Store:
-        """Open a store, creating it if it is not there; refuse one of a newer schema or without write permission."""
+    def open(cls, root: Path, *, create: bool = True, read_only: bool = False) -> Store:
+        """Open a store, creating it if it does not exist; refuse one of another schema.
+
+        Without `create` a store needs no write permission, and what needs it does without or raises StoreError.
+        """
         root = root.absolute()
-        marker = root / "store.json"
-        if marker.exists():
-            try:
-                schema = json.loads(marker.read_text())["schema"]
-            except (ValueError, KeyError, TypeError, OSError) as error:
-                raise StoreError(f"{marker}: cannot be read: {error}") from None
-            if schema != SCHEMA:
-                raise StoreError(f"{root} is a store of schema {schema}; this bpcbench reads schema {SCHEMA}")
+        if schema_of(root) is not None:
             if create and not os.access(root, os.W_OK):
                 raise StoreError(f"{root}: no write permission")
         elif create:
-            check_writable(root)
-            if root.exists() and any(root.iterdir()) and not (root / "stages").exists():
-                raise StoreError(f"{root} is not empty and not a bpcbench store; choose another folder with --out")
-            try:
-                (root / "stages").mkdir(parents=True, exist_ok=True)
-                temporary = root / f".store-{uuid.uuid4().hex}"
-                temporary.write_text(json.dumps({"schema": SCHEMA}) + "\n")
-                temporary.replace(marker)
-            except OSError as error:
-                raise StoreError(f"{root}: a store cannot be created: {error}") from None
-        return cls(root)
+            create_store(root)
+        return cls(root, read_only=read_only)
 
     def path(self, address: Address) -> Path:
         """Return the folder of an address, committed or not."""
-        return self.root / "stages" / address.kind / address.key / address.folder
+        return layout.member_path(self.root, address)
 
     def has(self, address: Address) -> bool:
-        """Say whether the member is there and undamaged; a damaged one is set aside and reported."""
-        path = self.path(address)
-        if not path.is_dir():
-            return False
-        problem = self._problem(address, path)
-        if problem is None:
-            return True
-        self.set_aside(address, problem)
-        return False
+        """Tell whether the member exists and is undamaged; a damaged one is set aside and reported, if possible."""
+        return self._fault(address) is None
 
-    def _problem(self, address: Address, path: Path) -> str | None:
-        known = self._meta.get(address)
-        problem = self._compare(address, path, known) if known else ""
-        if problem is None:
-            return None
-        # Not read yet, or another process has removed and made it again since.
+    def _fault(self, address: Address) -> str | None:
+        """Return why a member cannot be used, or None; whatever is wrong beyond its absence is noted."""
+        path = self.path(address)
         try:
-            self._meta[address] = meta = folder.read_meta(path, STAGE)
+            mode = os.lstat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{address} is not in the store"
+        except OSError as error:
+            return self._note(f"{address} cannot be read: {error.strerror}")
+        if problem := layout.obstacle(self.root, path.parent):
+            return self._note(f"{address} is passed over: {problem}")
+        try:
+            if not stat.S_ISDIR(mode):
+                raise ValueError("it is a symbolic link" if stat.S_ISLNK(mode) else "it is not a folder")
+            self._check(address, path)
+        except folder.Unreadable as error:
+            return self._note(f"{address}: {error}")
         except ValueError as error:
-            return str(error)
+            return self.set_aside(address, str(error))
+        return None
+
+    def _note(self, message: str) -> str:
+        if message not in self.messages:
+            self.messages.append(message)
+        return message
+
+    def _check(self, address: Address, path: Path) -> None:
+        known = self._meta.get(address)
+        if known is not None:
+            with contextlib.suppress(ValueError):
+                return self._compare(address, path, known)
+        # Not read yet, or another process has removed and recomputed it since.
+        self._meta[address] = meta = layout.describe(self.root, address)
         return self._compare(address, path, meta)
 
-    def _compare(self, address: Address, path: Path, meta: Mapping[str, Any]) -> str | None:
-        verified = self._load_verified()
+    def _compare(self, address: Address, path: Path, meta: Mapping[str, Any]) -> None:
         name = str(address)
-        try:
-            identity = [n for file in sorted(meta["files"]) for n in _identity(path / file)]
-        except OSError as error:
-            return f"a file is missing: {error}"
-        if verified.get(name) == identity:
-            return None
-        problem = folder.verify(path, meta)
-        if problem is None:
+        identity = _identities(path, meta["files"])
+        if self._load_verified().get(name) != identity:
+            folder.check(path, meta)
             self._note_verified(name, identity)
-        return problem
 
     def _load_verified(self) -> dict[str, list[int]]:
         if self._verified is None:
-            self._verified = {}
-            for line in _lines(self.root / "verified.jsonl"):
-                self._verified[str(line.get("a"))] = line.get("id", [])
+            lines = caches.read(self.root / caches.VERIFIED)
+            self._verified = {str(line.get("a")): line.get("id", []) for line in lines}
         return self._verified
 
     def _note_verified(self, name: str, identity: list[int]) -> None:
         self._load_verified()[name] = identity
-        _append(self.root / "verified.jsonl", {"a": name, "id": identity})
+        self._append(caches.VERIFIED, {"a": name, "id": identity})
 
-    def set_aside(self, address: Address, problem: str) -> None:
-        """Move a damaged member out of the way and remember to say so."""
+    def _append(self, cache: str, *lines: Mapping[str, Any]) -> None:
+        if not self.read_only:
+            caches.append(self.root / cache, lines)
+
+    def set_aside(self, address: Address, problem: str) -> str:
+        """Move a damaged member out of the way, if the store can be written; note what was done and return it."""
+        path = self.path(address)
         self._meta.pop(address, None)
-        target = self.root / "damaged" / f"{address.kind}-{address.key}-{address.folder}-{uuid.uuid4().hex[:8]}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            self.path(address).rename(target)
-        self.messages.append(f"damaged: {address}: {problem}; set aside in {target}")
+        # Shortened, because the name of a folder is limited and that of a member may be near the limit.
+        name = f"{address.kind}-{address.key}-{address.folder[:60]}-{uuid.uuid4().hex[:8]}"
+        try:
+            target = self._writable(self.root / DAMAGED) / name
+            self._writable(path.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+            done = f"set aside in {target}"
+        except FileNotFoundError:
+            done = "another process has set it aside"
+        except (OSError, StoreError) as error:
+            done = f"not set aside: {error}"
+        return self._note(f"damaged: {address}: {problem}; {done}")
+
+    def _writable(self, place: Path) -> Path:
+        """Return a folder of the store, existing or not; raise StoreError if nothing may be changed in it."""
+        if self.read_only:
+            raise StoreError(f"{self.root} is open for reading only")
+        if problem := layout.obstacle(self.root, place):
+            raise StoreError(problem)
+        return place
 
     def read(self, address: Address) -> Artefact:
         """Return a member; raise StoreError if it is absent or damaged."""
-        noted = len(self.messages)
-        if not self.has(address):
-            reason = self.messages[-1] if len(self.messages) > noted else f"{address} is not in the store"
-            raise StoreError(reason)
-        path = self.path(address)
-        return Artefact(address, path, self._meta[address], folder.LazyArrays(path / folder.ARRAYS))
+        fault = self._fault(address)
+        if fault is not None:
+            raise StoreError(fault)
+        path, meta = self.path(address), self._meta[address]
+        try:
+            # Arrays that are not listed were never verified.
+            arrays = folder.LazyArrays(path / folder.ARRAYS if folder.ARRAYS in meta["files"] else None)
+        except ValueError as error:
+            raise StoreError(f"{address}: {error}") from None
+        return Artefact(address, path, meta, arrays)
 
     def meta(self, address: Address) -> Mapping[str, Any]:
         """Return a member's stage.json."""
@@ -164,29 +192,50 @@ class Store:
         files: Mapping[str, bytes] | None = None,
     ) -> bool:
         """Keep a result. Everything is on disk before it becomes visible; the first commit wins."""
-        temporary = folder.temporary(self.root / "scratch" / "commit")
         body = {
+            "committed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **meta,
             "schema": SCHEMA,
             "kind": address.kind,
             "key": address.key,
             "member": address.member,
-            "committed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            **meta,
         }
-        try:
+        with self._temporary(address) as temporary:
             folder.write(temporary, STAGE, body, arrays, files or {})
-            identity = [
-                n
-                for file in sorted([*(files or {}), *([folder.ARRAYS] if arrays else [])])
-                for n in _identity(temporary / file)
-            ]
-            won = folder.publish(temporary, self.path(address))
+            return self._publish(address, temporary, [*(files or {}), *([folder.ARRAYS] if arrays else [])])
+
+    def receive(self, address: Address, source: Path, meta: Mapping[str, Any]) -> bool:
+        """Keep a copy of the member that `source` holds and `meta` describes, verified and written as by `commit`.
+
+        ValueError says what is wrong with the source.
+        """
+        with self._temporary(address) as temporary:
+            folder.copy(source, temporary, STAGE, meta)
+            return self._publish(address, temporary, meta["files"])
+
+    @contextlib.contextmanager
+    def _temporary(self, address: Address) -> Iterator[Path]:
+        self._writable(self.path(address).parent)
+        temporary = folder.temporary(self._writable(self.root / SCRATCH / "commit"))
+        try:
+            yield temporary
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+    def _publish(self, address: Address, temporary: Path, files: Collection[str]) -> bool:
+        identity, target = _identities(temporary, files), self.path(address)
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            self.set_aside(address, "it is not a folder")
+        won = folder.publish(temporary, target)
         if won:
             self._note_verified(str(address), identity)
         return won
+
+    def write_file(self, path: Path, content: bytes) -> None:
+        """Write a file of the store that is no member, durably and at once."""
+        self._writable(path.parent)
+        folder.replace(path, content, folder.temporary(self._writable(self.root / SCRATCH / "commit")))
 
     def lock(self, stage: str) -> AbstractContextManager[None]:
         """Hold the exclusive right to make a stage; raise Busy if another process has it.
@@ -201,114 +250,123 @@ class Store:
         return self._locked("turns", name)
 
     def _locked(self, file: str, name: str) -> AbstractContextManager[None]:
+        self._writable(self.root)
         return held(self.root / file, name, self.messages.append)
 
     def scratch(self, stage: str) -> Path:
         """Return the folder that holds all attempts at a stage."""
-        return self.root / "scratch" / "stages" / stage.replace(":", "-").replace("/", ",")
+        name = stage.replace(":", "-").replace("/", ",")
+        if name in ("", ".", ".."):
+            raise StoreError(f"{stage!r} is not the name of a stage")
+        return self.root / SCRATCH / "stages" / name
 
     def discard_scratch(self, stage: str) -> None:
         """Remove all attempts at a stage; called by the lock's holder once the result is committed."""
-        shutil.rmtree(self.scratch(stage), ignore_errors=True)
+        folder.delete(self._writable(self.scratch(stage).parent) / self.scratch(stage).name)
         self._sweep()
 
     def _sweep(self) -> None:
         """Remove what processes that were killed while they committed or removed something have left behind."""
-        for left in (self.root / "scratch").glob("*/tmp-*"):
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
-                    shutil.rmtree(left, ignore_errors=True)
+        for place in self._entries(SCRATCH):
+            for left in self._entries(SCRATCH, place.name):
+                with contextlib.suppress(OSError):
+                    age = time.time() - os.lstat(left).st_mtime
+                    if left.name.startswith("tmp-") and age > ABANDONED_SECONDS:
+                        folder.delete(left)
+
+    def _entries(self, *place: str) -> list[Path]:
+        """Return what lies in a folder of the store; nothing if it is reached by a link."""
+        path = self.root.joinpath(*place)
+        return sorted(path.iterdir()) if path.is_dir() and layout.obstacle(self.root, path) is None else []
 
     def prune_scratch(self, *, remove: bool) -> int:
         """Return the bytes of interrupted attempts and damaged members; remove them. Attempts under way stay."""
         freed = 0
         if remove:
+            self._writable(self.root)
             self._sweep()
-        for path in _entries(self.root / "damaged"):
+        for path in self._entries(DAMAGED):
             freed += folder.size(path)
             if remove:
-                shutil.rmtree(path, ignore_errors=True)
-        for path in _entries(self.root / "scratch" / "stages"):
+                folder.delete(path)
+        for path in self._entries(SCRATCH, "stages"):
             known = len(self.messages)
             with contextlib.suppress(Busy), self._locked("locks", path.name):
                 if len(self.messages) > known:
                     break  # without locks nobody knows what is under way
                 freed += folder.size(path)
                 if remove:
-                    shutil.rmtree(path, ignore_errors=True)
+                    folder.delete(path)
         return freed
 
     def note_timing(self, family: str, seconds: float, size: int) -> None:
         """Remember what a stage cost, for estimates."""
-        _append(self.root / "timings.jsonl", {"family": family, "seconds": seconds, "bytes": size})
+        self.note_timings([(family, seconds, size)])
+
+    def note_timings(self, costs: Collection[tuple[str, float, int]]) -> None:
+        """Remember what stages cost: family, seconds and bytes of each."""
+        self._append(caches.TIMINGS, *({"family": f, "seconds": s, "bytes": b} for f, s, b in costs))
 
     def timings(self) -> dict[str, list[tuple[float, int]]]:
         """Return seconds and bytes of past stages by family."""
         result: dict[str, list[tuple[float, int]]] = {}
-        for line in _lines(self.root / "timings.jsonl"):
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+        for line in caches.read(self.root / caches.TIMINGS):
+            with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                 cost = (float(line["seconds"]), int(line["bytes"]))
-                result.setdefault(line["family"], []).append(cost)
+                if math.isfinite(cost[0]):
+                    result.setdefault(str(line["family"]), []).append(cost)
         return result
 
+    def listing(self) -> Iterator[tuple[Address, Mapping[str, Any]]]:
+        """Yield every committed member and its stage.json, without verifying its files.
+
+        Folders that are named for no member, or hold another one than they are named for, are passed over and noted.
+        """
+        for item in layout.members(self.root):
+            if isinstance(item, layout.Stray):
+                self._note(f"passed over: {item}")
+                continue
+            try:
+                yield item, layout.describe(self.root, item)
+            except ValueError as error:
+                self._note(f"passed over: {item}: {error}")
+
     def addresses(self) -> Iterator[Address]:
-        """Yield every committed member, read from the folders."""
-        for path in sorted((self.root / "stages").glob(f"*/*/*/{STAGE}")):
-            with contextlib.suppress(ValueError):
-                meta = folder.read_meta(path.parent, STAGE)
-                yield Address(meta["kind"], meta["key"], meta["member"])
+        """Yield every committed member, named by its folders; see `listing`."""
+        return (address for address, _ in self.listing())
 
     def remove(self, address: Address) -> int:
-        """Delete a member and return its size; it will be computed again when it is needed."""
+        """Delete a member, or the link in its place, and return its size; it is recomputed when it is needed."""
         path = self.path(address)
+        self._writable(path.parent)
         freed = folder.size(path)
         self._meta.pop(address, None)
-        # Renamed first, so that a reader never sees half a member.
-        doomed = folder.temporary(self.root / "scratch" / "removed")
-        path.rename(doomed)
-        shutil.rmtree(doomed)
+        try:
+            # Renamed first, so that a reader never sees half a member.
+            doomed = folder.temporary(self._writable(self.root / SCRATCH / "removed"))
+            path.rename(doomed)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise StoreError(f"{address} cannot be removed: {error}") from None
+        folder.delete(doomed)
         with contextlib.suppress(OSError):
             path.parent.rmdir()
         return freed
 
 
-def _entries(place: Path) -> list[Path]:
-    return sorted(place.iterdir()) if place.is_dir() else []
-
-
-def check_writable(root: Path) -> None:
-    """Raise StoreError unless `root` can be created and written; nothing is created."""
-    existing = root
-    # Not `exists`, which raises where a folder above may not be searched.
-    while not os.access(existing, os.F_OK):
-        existing = existing.parent
-    if not existing.is_dir():
-        raise StoreError(f"{existing} is a file; choose another folder with --out")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise StoreError(f"{root}: no write permission in {existing}")
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
-
-
-def _append(path: Path, line: Mapping[str, Any]) -> None:
-    # These files are caches: losing a line costs a verification or an estimate, so a failure is not an error.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+def _identities(path: Path, files: Collection[str]) -> list[int]:
+    """Return what identifies the state of files; raise ValueError if one is missing or not a regular file."""
+    result: list[int] = []
+    place = os.fspath(path)
+    for file in sorted(files):
         try:
-            os.write(descriptor, (json.dumps(line, separators=(",", ":")) + "\n").encode())
-        finally:
-            os.close(descriptor)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with contextlib.suppress(OSError), path.open(errors="replace") as stream:
-        for text in stream:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict):
-                yield line
+            status = os.lstat(f"{place}/{file}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise ValueError(f"{file} is missing") from None
+        except OSError as error:
+            raise folder.Unreadable(f"{file} cannot be read: {error.strerror}") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{file} is not a regular file")
+        result += (status.st_size, status.st_mtime_ns, status.st_ino)
+    return result

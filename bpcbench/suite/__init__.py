@@ -1,1 +1,1 @@
-"""Suites: YAML documents, their validation and what they mean."""
+"""Suites: YAML documents, their keys and their validation."""

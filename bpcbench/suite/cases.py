@@ -1,41 +1,41 @@
-"""The parts of a suite that speak of some cells only: `cases` sets options for them, `exclude` leaves them out."""
+"""The keys of a suite that apply to some cells only: `cases` sets options for them, `exclude` leaves them out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bpcbench.errors import unknown
 from bpcbench.suite.document import KeyPath
+from bpcbench.suite.keys import Report
 
 Pattern = Mapping[str, tuple[Any, ...]]
-"""The allowed values by key (`dataset`, `ipc`, ...); a cell matches if it has one of them for every key."""
+"""The matching values by key (`dataset`, `ipc`, ...); a cell matches if all its values do."""
 
 _Axes = Mapping[str, Mapping[str, Any]]
 _Known = Mapping[str, Collection[str]]
-_Report = Callable[[KeyPath, str], None]
 _SETTABLE = ("methods", "preprocessing", "inferences", "networks")
 
 
 @dataclass(frozen=True)
 class Case:
-    """Options by axis and label, each with the place that set it, for the cells that `when` matches."""
+    """Options for the cells that `when` matches, by axis and label, each with the path that sets it."""
 
     when: Pattern
     options: Mapping[tuple[str, str], Mapping[str, tuple[Any, KeyPath]]]
 
     def matches(self, dataset: str, ipc: int) -> bool:
-        """Say whether the options hold for these cells."""
+        """Return whether the options apply to the cells of a data set and ipc."""
         cell = {"dataset": dataset, "ipc": ipc}
         return all(cell[key] in values for key, values in self.when.items())
 
 
-def read_cases(raw: Any, axes: _Axes, known: _Known, mistake: _Report) -> list[Case]:
-    """Return the cases; what is wrong with them is handed to `mistake`.
+def read_cases(raw: Any, axes: _Axes, known: _Known, mistake: Report) -> list[Case]:
+    """Return the cases; report what is wrong with them to `mistake`.
 
-    `known` are names of plugins by axis: a case of one that the suite does not have, since an override left it out,
-    is about nothing and no mistake.
+    `known` are names of plugins by axis. A case may name one that is not in the suite, because an override removed it;
+    such a case has no effect.
     """
     result: list[Case] = []
     for path, item in _items("cases", raw, mistake):
@@ -59,8 +59,8 @@ def read_cases(raw: Any, axes: _Axes, known: _Known, mistake: _Report) -> list[C
     return result
 
 
-def read_exclude(raw: Any, axes: _Axes, known: _Known, mistake: _Report) -> tuple[Pattern, ...]:
-    """Return the patterns of cells to leave out; what is wrong with them is handed to `mistake`."""
+def read_exclude(raw: Any, axes: _Axes, known: _Known, mistake: Report) -> tuple[Pattern, ...]:
+    """Return the patterns of cells to leave out; report what is wrong with them to `mistake`."""
     allowed = {
         "dataset": _names("datasets", axes, known),
         "ipc": None,
@@ -75,7 +75,7 @@ def _names(axis: str, axes: _Axes, known: _Known) -> set[str]:
     return {*axes[axis], *known.get(axis, ())}
 
 
-def _items(key: str, raw: Any, mistake: _Report) -> list[tuple[KeyPath, Any]]:
+def _items(key: str, raw: Any, mistake: Report) -> list[tuple[KeyPath, Any]]:
     if raw is None:
         return []
     if not isinstance(raw, list):
@@ -84,7 +84,7 @@ def _items(key: str, raw: Any, mistake: _Report) -> list[tuple[KeyPath, Any]]:
     return [((key, str(i)), item) for i, item in enumerate(raw)]
 
 
-def _pattern(path: KeyPath, raw: Any, allowed: Mapping[str, set[str] | None], mistake: _Report) -> Pattern:
+def _pattern(path: KeyPath, raw: Any, allowed: Mapping[str, set[str] | None], mistake: Report) -> Pattern:
     if not isinstance(raw, Mapping) or not raw:
         mistake(path, f"expected a mapping of {', '.join(allowed)}")
         return {}

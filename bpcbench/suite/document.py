@@ -1,4 +1,4 @@
-"""Reading YAML safely, with the file and line of every key, and merging one document over another."""
+"""YAML documents: read safely, with the file and line of every key, and merged."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from bpcbench.errors import Mistake, Mistakes, UserError
+from bpcbench.reading import read_bounded
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 50_000
@@ -24,7 +25,7 @@ _PLAIN = frozenset(_TAG + name for name in ("null", "bool", "int", "float", "str
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value was written; `line` is None on the command line."""
+    """Where a value is written; `line` is None on the command line."""
 
     file: str
     line: int | None = None
@@ -38,7 +39,7 @@ class Document:
     places: dict[KeyPath, Place] = field(default_factory=dict)
 
     def place(self, path: KeyPath) -> Place | None:
-        """Return the place of a path, or of the nearest enclosing key that was written somewhere."""
+        """Return the place of a path, or that of the nearest enclosing key that has one."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path)
@@ -50,16 +51,16 @@ def read(path: Path) -> Document:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise UserError(f"{path}: {size:,} bytes is too large for a suite (limit {MAX_BYTES:,})")
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MAX_BYTES, follow=True).decode()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     return parse(text, str(path))
 
 
 def parse(text: str, file: str) -> Document:
-    """Parse YAML text into a Document; duplicate keys, anchors that explode and non-text keys are mistakes."""
+    """Parse YAML text into a Document; refuse duplicate keys, non-text keys and aliases that expand too far."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -88,7 +89,7 @@ class _Reader:
         self.constructor = yaml.SafeLoader("")
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        # Aliases make the tree a graph: counting visits, not nodes, is what stops a "billion laughs" file.
+        # Aliases make the tree a graph: only a count of visits, not of nodes, stops a "billion laughs" file.
         self.budget -= 1
         if self.budget < 0:
             raise UserError(f"{self.file}: expands to more than {MAX_NODES:,} values (YAML aliases?)")
@@ -138,9 +139,9 @@ class _Reader:
 
 
 def override(document: Document, assignments: list[str]) -> Document:
-    """Apply `a.b.c=value` assignments (values are YAML) over a document; a malformed one is a mistake.
+    """Return the document with `a.b.c=value` assignments applied; values are YAML, malformed ones are mistakes.
 
-    What is assigned replaces what was there, mappings included: `a={b: 1}` leaves nothing else in `a`.
+    A value replaces the old one, even if both are mappings: `a={b: 1}` leaves nothing else in `a`.
     """
     mistakes = []
     for text in assignments:
@@ -155,7 +156,7 @@ def override(document: Document, assignments: list[str]) -> Document:
             mistakes.append(Mistake(key, f"{raw!r} is not a YAML value", file="command line"))
             continue
         places = {path[:i]: Place("command line") for i in range(1, len(path) + 1)}
-        # False first, which a mapping then replaces instead of merging with what it had.
+        # A mapping would merge with the old one; False in between discards that.
         for layer in (False, value) if isinstance(value, Mapping) else (value,):
             nested: Any = layer
             for part in reversed(path):
@@ -167,10 +168,11 @@ def override(document: Document, assignments: list[str]) -> Document:
 
 
 def merge(below: Document, above: Document) -> Document:
-    """Return `above` laid over `below`.
+    """Return `below` with the values of `above` in it.
 
-    Mappings merge key by key, unless `above` names another `plugin`; anything else replaces. A name or a list of names
-    below a mapping stands for the mapping that it abbreviates. `false` in place of a label's options removes it.
+    Mappings merge key by key, unless `above` names another `plugin`; other values replace. Where `above` has a mapping
+    and `below` a name or a list of names, the short form is expanded first. `false` in place of a label's options
+    removes the label.
     """
     places = dict(below.places)
     values = _merge(below.values, above.values, (), places)
@@ -195,7 +197,7 @@ def _merge(below: Any, above: Any, path: KeyPath, places: dict[KeyPath, Place]) 
 
 
 def _long_form(value: Any, path: KeyPath) -> Any:
-    """Return the mapping that a suite's short form at this path stands for; anything else is returned as it is."""
+    """Return the mapping that a suite's short form at this path abbreviates; return any other value unchanged."""
     if value is None:
         return {}
     if isinstance(value, list) and all(isinstance(item, str) for item in value):

@@ -1,4 +1,4 @@
-"""Suite files: found by name, read with everything they extend, and validated."""
+"""Suite files: located by name, read with everything they extend, and validated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bpcbench.suite.model import Suite
 
 
 def shipped() -> dict[str, Path]:
-    """Return the suites that come with bpcbench, by name: from the wheel, or from the checkout if editable."""
+    """Return the suites that come with bpcbench, by name: in the wheel, or in the checkout of an editable install."""
     package = Path(__file__).parent.parent
     for folder in (package / "suites", package.parent / "suites"):
         if folder.is_dir():
@@ -37,24 +37,24 @@ def locate(registry: Registry, name: str, beside: Path | None = None) -> Path:
 
 
 def read(registry: Registry, name: str, overrides: Sequence[str] = ()) -> tuple[Document, Path]:
-    """Read a suite with everything it extends and the overrides, not yet validated."""
+    """Return a suite's document, not validated, with everything it extends and the overrides, and its file."""
     path = locate(registry, name)
     return document.override(_extended(registry, path, ()), list(overrides)), path
 
 
 def _extended(registry: Registry, path: Path, seen: tuple[Path, ...]) -> Document:
     if path.resolve() in seen:
-        raise UserError(f"{path}: extends itself, by way of {' -> '.join(str(p) for p in seen)}")
+        raise UserError(f"{path}: extends itself, via {' -> '.join(str(p) for p in seen)}")
     own = document.read(path)
     result = Document({})
     for parent in _parents(registry, own, path):
-        result = _laid_over(result, _extended(registry, parent, (*seen, path.resolve())))
+        result = _merged(result, _extended(registry, parent, (*seen, path.resolve())))
     result.values.pop("name", None)
-    return _laid_over(result, own)
+    return _merged(result, own)
 
 
-def _laid_over(below: Document, above: Document) -> Document:
-    """Merge suites: `cases` follow each other, the later ones winning, so that presets of several methods combine."""
+def _merged(below: Document, above: Document) -> Document:
+    """Merge suites; `cases` are appended, so that presets for several methods combine."""
     first, second = (doc.values.get("cases") for doc in (below, above))
     if not (isinstance(first, list) and isinstance(second, list)):
         return document.merge(below, above)
@@ -73,17 +73,17 @@ def _parents(registry: Registry, own: Document, path: Path) -> list[Path]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         message = f"expected a suite's name or a list of them, got {names!r}"
         raise Mistakes(str(path), [Mistake("extends", message, line, str(path))])
-    found, mistakes = [], []
+    parents, mistakes = [], []
     for name in names:
         try:
-            found.append(locate(registry, name, path.parent))
-            if not found[-1].exists():
-                mistakes.append(Mistake("extends", f"{found[-1]}: no such file", line, str(path)))
+            parents.append(locate(registry, name, path.parent))
+            if not parents[-1].exists():
+                mistakes.append(Mistake("extends", f"{parents[-1]}: no such file", line, str(path)))
         except UserError as error:
             mistakes.append(Mistake("extends", str(error), line, str(path)))
     if mistakes:
         raise Mistakes(str(path), mistakes)
-    return found
+    return parents
 
 
 def load(registry: Registry, name: str, overrides: Sequence[str] = ()) -> Suite:

@@ -1,7 +1,6 @@
-"""A suite: which data sets, images per class, methods, inferences, networks, seeds and evaluators are compared.
+"""A validated suite: the data sets, images per class, methods, inferences, networks, seeds and evaluators it compares.
 
-`load` reads YAML (with `extends:` and overrides) and either returns a Suite in which every plugin is built and every
-option has its declared type, or raises Mistakes with everything that is wrong, each with its place.
+Every plugin is built and every option has its declared type.
 """
 
 from __future__ import annotations
@@ -11,44 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Preprocessing
+from bpcbench.suite.keys import PROTOCOLS
 
-PROTOCOLS = (1,)
-AXES = {
-    "datasets": "dataset",
-    "methods": "method",
-    "preprocessing": "preprocessing",
-    "inferences": "inference",
-    "networks": "network",
-    "evaluators": "evaluator",
-}
-"""The keys whose labels stand for plugins, and the kind of each."""
 NATIVE = "native"
-KEYS = {
-    "name": "the experiment's name; default: the file's",
-    "description": "one line for people",
-    "protocol": "version of the comparison rules (docs/protocol.md)",
-    "extends": "a suite, or several, to start from",
-    "datasets": "labels of data sets, with options",
-    "ipc": "images per class, a list of integers",
-    "methods": "labels of methods, with options",
-    "preprocessing": "labels of preprocessings; `default` is used by every method that names no other",
-    "inferences": "labels of inferences, with options; `native` is each method's own",
-    "networks": "labels of evaluation networks, with options; `native` is each method's own",
-    "evaluators": "labels of evaluators, with options",
-    "seeds": "{distil: n, evaluate: m}: coresets per cell, evaluations per coreset",
-    "split": "test, or validation (a tenth of train, held out)",
-    "examples": "evaluate a fixed stratified subset of so many images of every split; null: all of them",
-    "cases": "list of {when: {dataset, ipc}, set: {KEY: value}}: options for some cells only",
-    "exclude": "list of {dataset, ipc, method, inference, network} patterns that are left out",
-    "threads": "CPU threads per stage, part of reproducibility, never derived from --jobs",
-    "precision": "float32, or another precision that plugins document",
-    "device": "auto, cpu, cuda, ...",
-    "timeout": "limit per stage: seconds, or 30m, 2h; null: no limit",
-    "engine": "how stages are run: a name, or a mapping with `plugin` and options",
-    "metrics": "the metrics that the table shows, in order",
-    "tune": "{trials, seed, objective, inference: {METHOD: LABEL}, space: {METHOD: {OPTION: values}}}: what is tried",
-    "tuned": "written by `bpcbench tune`: what was tried for each method; tables print the number",
-}
+"""The label of each method's own inference and network."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +26,7 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Setting:
-    """The plugins as they are for one data set and one number of images per class."""
+    """The plugins, with their options, for one data set and one number of images per class."""
 
     methods: Mapping[str, MethodChoice]
     preprocessing: Mapping[str, Preprocessing]
@@ -74,14 +39,14 @@ class Suite:
     """A validated suite; all plugins are built."""
 
     name: str
-    description: str
-    protocol: int
     datasets: Mapping[str, Dataset]
     ipc: tuple[int, ...]
     settings: Mapping[tuple[str, int], Setting]
     evaluators: Mapping[str, Evaluator]
-    distil_seeds: int
-    evaluate_seeds: int
+    description: str = ""
+    protocol: int = PROTOCOLS[-1]
+    distil_seeds: int = 1
+    evaluate_seeds: int = 1
     split: str = "test"
     examples: int | None = None
     exclude: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
@@ -92,9 +57,10 @@ class Suite:
     engine: Engine | None = None
     metrics: tuple[str, ...] = ("acc", "nll")
     tried: Mapping[str, int] = field(default_factory=dict)
-    """Settings that were tried on the validation split, by method."""
+    """How many settings were tried on the validation split, by method."""
     source: Mapping[str, Any] = field(default_factory=dict)
+    """The merged document, with the protocol and the plugins that are defaults."""
 
     def excluded(self, **cell: Any) -> bool:
-        """Say whether a pattern of `exclude` matches the cell."""
+        """Return whether a pattern of `exclude` matches the cell."""
         return any(all(cell[key] in allowed for key, allowed in pattern.items()) for pattern in self.exclude)

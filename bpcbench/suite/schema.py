@@ -1,4 +1,4 @@
-"""A JSON schema of suites, so that an editor completes keys and options and marks mistakes while one types."""
+"""A JSON schema of suites, with which editors complete keys and options and mark mistakes."""
 
 from __future__ import annotations
 
@@ -10,54 +10,24 @@ from typing import Any
 from bpcbench.api import Plugin, Preprocessing
 from bpcbench.registry.discovery import Registry
 from bpcbench.registry.options import type_hints
-from bpcbench.suite.model import AXES, KEYS, NATIVE, PROTOCOLS
-
-_COUNT = {"type": "integer", "minimum": 1}
+from bpcbench.suite.keys import KEYS, Key, Schema, record
+from bpcbench.suite.model import NATIVE
 
 
 def suite_schema(registry: Registry) -> dict[str, Any]:
     """Return the schema of a suite for the plugins that are installed."""
-    properties: dict[str, Any] = {
-        "name": {"type": "string", "pattern": "^[^/]+$"},
-        "description": {"type": "string"},
-        "protocol": {"enum": list(PROTOCOLS)},
-        "extends": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
-        "ipc": {"anyOf": [_COUNT, {"type": "array", "items": _COUNT, "minItems": 1}]},
-        "seeds": {"anyOf": [_COUNT, _record({"distil": _COUNT, "evaluate": _COUNT})]},
-        "split": {"enum": ["test", "validation"]},
-        "examples": {"type": ["integer", "null"], "minimum": 1},
-        "cases": {"type": "array", "items": _record({"when": {"type": "object"}, "set": {"type": "object"}})},
-        "exclude": {"type": "array", "items": {"type": "object"}},
-        "threads": _COUNT,
-        "precision": {"type": "string"},
-        "device": {"type": "string"},
-        "timeout": {"anyOf": [{"type": ["number", "null"]}, {"type": "string", "pattern": "^[0-9.]+[smhd]$"}]},
-        "engine": _choice(registry, "engine", registry.names("engine")),
-        "metrics": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-    }
-    properties["tune"] = _record(
-        {
-            "trials": {"type": "integer", "minimum": 2},
-            "seed": {"type": "integer"},
-            "objective": {"type": "string"},
-            "inference": {"type": "object", "additionalProperties": {"type": "string"}},
-            "space": {"type": "object", "additionalProperties": {"type": "object"}},
-        }
-    )
-    properties["tuned"] = {"type": "object"}
-    for axis, kind in AXES.items():
-        properties[axis] = _axis(registry, axis, kind)
-    for key, text in KEYS.items():
-        properties[key]["description"] = text
+    properties = {name: {**_value(registry, name, key), "description": key.help} for name, key in KEYS.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "bpcbench suite",
-        **_record(properties),
+        **record(properties),
     }
 
 
-def _record(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+def _value(registry: Registry, name: str, key: Key) -> Schema:
+    if not key.kind:
+        return key.schema
+    return _axis(registry, name, key.kind) if key.labels else _choice(registry, key.kind)
 
 
 def _axis(registry: Registry, axis: str, kind: str) -> dict[str, Any]:
@@ -86,7 +56,8 @@ def _axis(registry: Registry, axis: str, kind: str) -> dict[str, Any]:
     }
 
 
-def _choice(registry: Registry, kind: str, names: list[str]) -> dict[str, Any]:
+def _choice(registry: Registry, kind: str) -> dict[str, Any]:
+    names = registry.names(kind)
     return {"anyOf": [{"enum": names}, *(_options(registry, kind, name, {}, named=True) for name in names)]}
 
 
@@ -98,7 +69,7 @@ def _options(registry: Registry, kind: str, name: str, extra: dict[str, Any], *,
         refers = field.metadata.get("refers")
         schema = {"type": ["string", "object", "null"]} if refers else _type(hints[field.name])
         properties[field.name] = {**schema, "description": field.metadata.get("help", "")}
-    return {**_record(properties), **({"required": ["plugin"]} if named else {})}
+    return {**record(properties), **({"required": ["plugin"]} if named else {})}
 
 
 def _type(hint: Any) -> dict[str, Any]:

@@ -1,26 +1,23 @@
-"""Choosing settings on the validation split: a declared space, a fixed number of trials, a preset that says so.
+"""What `bpcbench tune` tries: a declared space, a fixed number of trials, and the suite of all trials.
 
-Tuning is outside the plan. It turns a suite into another one, whose methods are the trials, runs that with
-`split: validation`, and writes the best setting of every data set and ipc as a preset that suites extend.
+Tuning is outside the plan. It turns a suite into another one, whose methods are the trials and whose split is
+`validation`, and runs that one.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from bpcbench.errors import Mistake, Mistakes, UserError, unknown
-from bpcbench.reporting import Row
 from bpcbench.suite.document import Document
+from bpcbench.suite.keys import KEYS
 from bpcbench.suite.model import NATIVE
 
 MAX_OPTIONS = 3
-KEYS = {"trials", "seed", "objective", "space", "inference"}
 
 
 @dataclass(frozen=True)
@@ -43,13 +40,12 @@ class Tuning:
 
     trials: tuple[Trial, ...]
     objective: str
-    count: int
     inference: Mapping[str, str] = field(default_factory=dict)
-    """The label of the inference under which a method's trials are judged; its native one if it is not here."""
+    """The inference that evaluates a method's trials, by method; the native one for methods that are not listed."""
 
 
 def declared(doc: Document) -> Tuning:
-    """Read `tune:`; raise Mistakes unless it declares a space of at most three options for methods of the suite."""
+    """Read `tune:`; raise Mistakes unless it declares a space of one to three options for every method it names."""
     raw = doc.values.get("tune")
     mistakes: list[Mistake] = []
 
@@ -58,11 +54,13 @@ def declared(doc: Document) -> Tuning:
         mistakes.append(Mistake(".".join(path), message, *((place.line, place.file) if place else ())))
 
     if not isinstance(raw, Mapping) or not isinstance(raw.get("space"), Mapping) or not raw["space"]:
-        raise UserError("the suite has nothing to tune: `tune: {trials: 8, space: {METHOD: {OPTION: [values]}}}`")
-    for key in set(raw) - KEYS:
-        mistake(("tune", key), f"unknown key {key!r} (allowed: {', '.join(sorted(KEYS))})")
+        raise UserError("the suite has nothing to tune; add `tune: {trials: 8, space: {METHOD: {OPTION: [values]}}}`")
+    allowed = KEYS["tune"].schema["properties"]
+    for key in raw:
+        if key not in allowed:
+            mistake(("tune", key), unknown("key", key, allowed))
     if doc.values.get("split") == "test":
-        mistake(("split",), "tuning on the test split is not allowed; leave `split` out")
+        mistake(("split",), "tuning on the test split is not allowed; remove `split`")
     count = raw.get("trials", 8)
     if not isinstance(count, int) or isinstance(count, bool) or count < 2:
         mistake(("tune", "trials"), f"expected an integer above 1, got {count!r}")
@@ -72,7 +70,7 @@ def declared(doc: Document) -> Tuning:
     for method, space in raw["space"].items():
         path = ("tune", "space", method)
         if space is False or (isinstance(methods, Mapping) and methods.get(method, True) is False):
-            continue  # left out, as everywhere in a suite, or with its method
+            continue  # excluded here, or together with its method
         if not isinstance(space, Mapping) or not 1 <= len(space) <= MAX_OPTIONS:
             mistake(path, f"expected 1 to {MAX_OPTIONS} options with their values")
             continue
@@ -95,8 +93,8 @@ def declared(doc: Document) -> Tuning:
     if mistakes:
         raise Mistakes("tune", mistakes)
     if not trials:
-        raise UserError("tune.space: every method is left out")
-    return Tuning(tuple(trials), str(raw.get("objective", "nll")), count, dict(under))
+        raise UserError("tune.space: every method is excluded")
+    return Tuning(tuple(trials), str(raw.get("objective", "nll")), dict(under))
 
 
 def _is_space(values: Any) -> bool:
@@ -108,16 +106,16 @@ def _is_space(values: Any) -> bool:
 
 
 def _settings(space: Mapping[str, Any], count: int, seed: Any) -> list[dict[str, Any]]:
-    """Return `count` settings: the suite's own first, then random draws, none twice if the space is large enough."""
+    """Return the suite's own setting and random draws without repetition: `count` of them if the space has so many."""
     draws = random.Random(f"{seed}:{sorted(space)}")  # noqa: S311 - not for cryptography
-    found: list[dict[str, Any]] = [{}]
+    settings: list[dict[str, Any]] = [{}]
     for _ in range(100 * count):
-        if len(found) == count:
+        if len(settings) == count:
             break
         setting = {name: _draw(values, draws) for name, values in space.items()}
-        if setting not in found:
-            found.append(setting)
-    return found
+        if setting not in settings:
+            settings.append(setting)
+    return settings
 
 
 def _draw(values: Any, draws: random.Random) -> Any:
@@ -130,7 +128,7 @@ def _draw(values: Any, draws: random.Random) -> Any:
 
 
 def trial_document(doc: Document, tuning: Tuning, name: str) -> Document:
-    """Return the suite of all trials: one coreset, one evaluation, one inference each, validation split."""
+    """Return the suite of all trials on the validation split: each has one coreset, evaluated once by one inference."""
     values = {key: value for key, value in doc.values.items() if key not in ("tune", "exclude", "extends")}
     methods = values.get("methods") or {}
     if isinstance(methods, list):
@@ -138,15 +136,15 @@ def trial_document(doc: Document, tuning: Tuning, name: str) -> Document:
     chosen = {}
     for trial in tuning.trials:
         if trial.method not in methods:
-            raise UserError(f"tune.space.{trial.method}: the suite has no method of that label")
+            raise UserError(f"tune.space.{trial.method}: the suite has no method with this label")
         own = methods[trial.method] or {}
         own = {"plugin": own} if isinstance(own, str) else own
         chosen[trial.label] = {"plugin": trial.method, **own, **trial.setting}
     cases = [{"when": case["when"], "set": dict(_retarget(case["set"], tuning))} for case in values.get("cases") or []]
     inferences = values.get("inferences") or {}
     inferences = dict.fromkeys(inferences) if isinstance(inferences, list) else inferences
-    judges = {trial.label: tuning.inference.get(trial.method, NATIVE) for trial in tuning.trials}
-    used = list(dict.fromkeys(judges.values()))
+    evaluated_by = {trial.label: tuning.inference.get(trial.method, NATIVE) for trial in tuning.trials}
+    used = list(dict.fromkeys(evaluated_by.values()))
     values |= {
         "name": f"{name}-tune",
         "split": "validation",
@@ -154,8 +152,8 @@ def trial_document(doc: Document, tuning: Tuning, name: str) -> Document:
         "inferences": {label: inferences.get(label) for label in used},
         "networks": {NATIVE: None},
         "exclude": [
-            {"method": label, "inference": [other for other in used if other != judge]}
-            for label, judge in judges.items()
+            {"method": label, "inference": [other for other in used if other != inference]}
+            for label, inference in evaluated_by.items()
             if len(used) > 1
         ],
         "methods": chosen,
@@ -165,57 +163,12 @@ def trial_document(doc: Document, tuning: Tuning, name: str) -> Document:
 
 
 def _retarget(assignments: Mapping[str, Any], tuning: Tuning) -> list[tuple[str, Any]]:
-    """Return what a case sets, for the trials of the methods it speaks of; a trial's own setting comes first."""
+    """Return what a case sets, applied to the trials of its methods, except the options that a trial sets itself."""
     result = []
     for key, value in assignments.items():
         axis, label, option = key.split(".", 2)
         if axis == "preprocessing" or (axis == "inferences" and label in tuning.inference.values()):
             result.append((key, value))
-        mine = [t for t in tuning.trials if axis == "methods" and t.method == label and option not in t.setting]
-        result += [(f"methods.{trial.label}.{option}", value) for trial in mine]
+        affected = [t for t in tuning.trials if axis == "methods" and t.method == label and option not in t.setting]
+        result += [(f"methods.{trial.label}.{option}", value) for trial in affected]
     return result
-
-
-def choose(rows: Sequence[Row], tuning: Tuning) -> list[dict[str, Any]]:
-    """Return, for every data set, ipc and method, all trials with their objective, the best first."""
-    by_label = {trial.label: trial for trial in tuning.trials}
-    found: dict[tuple[str, int, str], list[tuple[float, Trial]]] = {}
-    higher = False
-    for row in rows:
-        if row.metric == tuning.objective and row.method in by_label and math.isfinite(row.value):
-            higher = bool(row.higher_is_better)
-            trial = by_label[row.method]
-            found.setdefault((row.dataset, row.ipc, trial.method), []).append((row.value, trial))
-    result = []
-    for (dataset, ipc, method), scored in sorted(found.items()):
-        scored.sort(key=lambda pair: -pair[0] if higher else pair[0])
-        tried = [{"trial": t.number, tuning.objective: round(v, 5), "setting": dict(t.setting)} for v, t in scored]
-        result.append({"dataset": dataset, "ipc": ipc, "method": method, "tried": tried})
-    if not result:
-        raise UserError(f"no trial has a finite {tuning.objective}; nothing can be chosen")
-    return result
-
-
-def preset(chosen: Sequence[Mapping[str, Any]], tuning: Tuning, command: str) -> str:
-    """Return the preset as YAML: the best settings as cases, and a record of everything that was tried."""
-    cases = [
-        {
-            "when": {"dataset": item["dataset"], "ipc": item["ipc"]},
-            "set": {f"methods.{item['method']}.{name}": value for name, value in item["tried"][0]["setting"].items()},
-        }
-        for item in chosen
-        if item["tried"][0]["setting"]
-    ]
-    methods = sorted({item["method"] for item in chosen})
-    record = {
-        method: {
-            "trials": tuning.count,
-            "objective": f"validation {tuning.objective}",
-            "results": [
-                {k: v for k, v in item.items() if k != "method"} for item in chosen if item["method"] == method
-            ],
-        }
-        for method in methods
-    }
-    body = yaml.safe_dump({"cases": cases, "tuned": record}, sort_keys=False, width=120)
-    return f"# Written by `{command}`: settings chosen on the validation split.\n{body}"

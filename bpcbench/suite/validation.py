@@ -1,4 +1,4 @@
-"""From a document to a Suite: every key, type, name and option is checked, and all mistakes are reported together."""
+"""From a document to a Suite: all keys, types, names and options are checked, and all mistakes reported together."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from bpcbench.api import Engine, Evaluator, Preprocessing
+from bpcbench.api import Engine, Evaluator, Plugin, Preprocessing
 from bpcbench.errors import Mistake, Mistakes, UserError, unknown
 from bpcbench.records import Ref
 from bpcbench.registry.discovery import Registry
 from bpcbench.registry.options import OptionError, build
 from bpcbench.suite.cases import Case, read_cases, read_exclude
 from bpcbench.suite.document import Document, KeyPath
-from bpcbench.suite.model import AXES, KEYS, NATIVE, PROTOCOLS, MethodChoice, Setting, Suite
+from bpcbench.suite.keys import AXES, KEYS, PROTOCOLS
+from bpcbench.suite.model import NATIVE, MethodChoice, Setting, Suite
+
+_DEFAULT_BASES: Mapping[str, type[Plugin]] = {"preprocessing": Preprocessing, "evaluators": Evaluator}
+"""The axes that have a default plugin, and the class of such a plugin."""
 
 
 def metric_names(evaluators: Iterable[Evaluator]) -> set[str]:
-    """Return the metrics that evaluators give; empty if one of them does not say."""
-    declared = [set(evaluator.metrics()) for evaluator in evaluators]
-    return set().union(*declared) if all(declared) else set()
+    """Return the names of the metrics that evaluators declare."""
+    return {metric.name for evaluator in evaluators for metric in evaluator.metrics()}
 
 
 def validate(registry: Registry, doc: Document, file: Path = Path("suite")) -> Suite:
-    """Return the Suite that a document describes, or raise Mistakes; one without a name is called like its file."""
+    """Return the Suite that a document describes, or raise Mistakes; its default name is that of the file."""
     return _Validator(registry, doc).suite(file)
 
 
@@ -34,27 +37,21 @@ class _Validator:
         self.registry = registry
         self.doc = doc
         self.mistakes: dict[tuple[KeyPath, str], Mistake] = {}
+        self.defaults: dict[str, dict[str, dict[str, Any]]] = {}
         self.build = functools.cache(self._build)
 
     def mistake(self, path: KeyPath, message: str) -> None:
         place = self.doc.place(path)
-        found = Mistake(".".join(path), message, place.line if place else None, place.file if place else None)
-        self.mistakes.setdefault((path, message), found)
+        located = Mistake(".".join(path), message, place.line if place else None, place.file if place else None)
+        self.mistakes.setdefault((path, message), located)
 
     def suite(self, file: Path) -> Suite:
         values = self.doc.values
-        for key in values:
-            if key not in KEYS:
-                self.mistake((key,), unknown("key", key, KEYS))
+        for name in values:
+            if name not in KEYS:
+                self.mistake((name,), unknown("key", name, KEYS))
+        fields = self._plain_keys()
         axes = {axis: self._axis(axis) for axis in AXES}
-        if "preprocessing" not in values:
-            axes["preprocessing"] = {"default": {"plugin": "standardize"}}
-        if "evaluators" not in values:
-            axes["evaluators"] = {"classification": {}}
-        for axis in ("inferences", "networks"):
-            if axis not in values:
-                axes[axis] = {NATIVE: {}}
-        ipc = self._ipc(values.get("ipc"))
         datasets = {k: self._plugin(("datasets", k), "dataset", v) for k, v in axes["datasets"].items()}
         evaluators = {k: self._plugin(("evaluators", k), "evaluator", v) for k, v in axes["evaluators"].items()}
         for axis in ("datasets", "methods", "evaluators", "inferences", "networks"):
@@ -65,40 +62,50 @@ class _Validator:
         settings = {
             (label, count): self._setting(axes, [c for c in cases if c.matches(label, count)])
             for label in axes["datasets"]
-            for count in ipc
+            for count in fields.get("ipc", ())
         }
         if not settings:
-            self._setting(axes, [])  # There is no cell, but what is wrong with the plugins is to be said all the same.
-        seeds = self._seeds(values.get("seeds", {"distil": 1, "evaluate": 1}))
-        protocol = self._protocol(values)
-        simple = self._simple(values)
+            self._setting(axes, [])  # without a cell, the options of the plugins are still checked
         exclude = read_exclude(values.get("exclude"), axes, known, self.mistake)
         engine = self._engine(values.get("engine", "local"))
-        self._known_metrics(simple.get("metrics", ()), [e for e in evaluators.values() if e is not None])
+        self._known_metrics(fields.get("metrics", ()), [e for e in evaluators.values() if e is not None])
         if self.mistakes:
             raise Mistakes(str(file), self.mistakes.values())
+        fields = {"name": file.stem, "protocol": PROTOCOLS[-1], **fields}
         return Suite(
-            name=str(values.get("name") or file.stem),
-            description=str(values.get("description") or ""),
-            protocol=protocol,
             datasets=cast(Any, datasets),
-            ipc=ipc,
             settings=settings,
             evaluators=cast(Any, evaluators),
-            distil_seeds=seeds[0],
-            evaluate_seeds=seeds[1],
             exclude=exclude,
             engine=engine,
-            source=values,
-            **simple,
+            # Kept with results: another version or another set of plugins may have other defaults.
+            source={**values, **self.defaults, "protocol": fields["protocol"]},
+            **fields,
         )
+
+    def _plain_keys(self) -> dict[str, Any]:
+        """Return the values that the readers of the table return, by field of `Suite`; absent keys have no field."""
+        result: dict[str, Any] = {}
+        for name, key in KEYS.items():
+            value = self.doc.values.get(name)
+            if key.required and value is None:
+                self.mistake((name,), f"missing: {key.required}")
+            elif key.read and name in self.doc.values:
+                read = key.read(value, functools.partial(self._below, name))
+                fields = key.fields or (name,)
+                result |= zip(fields, read if len(fields) > 1 else (read,), strict=True)
+        return result
+
+    def _reported(self, path: KeyPath) -> bool:
+        return any(path == reported for reported, _ in self.mistakes)
+
+    def _below(self, name: str, path: KeyPath, message: str) -> None:
+        self.mistake((name, *path), message)
 
     def _axis(self, axis: str) -> dict[str, dict[str, Any]]:
         raw = self.doc.values.get(axis)
         if raw is None:
-            if axis in self.doc.values or axis in ("datasets", "methods"):
-                self.mistake((axis,), "missing: a list of names, or a mapping of labels to options")
-            return {}
+            return self._absent(axis)
         if axis == "preprocessing" and isinstance(raw, str):
             raw = {"default": {"plugin": raw}}
         if isinstance(raw, str):
@@ -121,6 +128,39 @@ class _Validator:
             else:
                 result[label] = dict(options or {})
         return result
+
+    def _absent(self, axis: str) -> dict[str, dict[str, Any]]:
+        """Return the labels of an axis whose key is absent or has no value."""
+        if KEYS[axis].required:
+            return {}  # reported with the other keys that every suite needs
+        if axis in self.doc.values:
+            self.mistake((axis,), "missing: a list of names, or a mapping of labels to options")
+            return {}
+        if axis in _DEFAULT_BASES:
+            name = self._default(axis, _DEFAULT_BASES[axis])
+            if name is None:
+                return {}
+            self.defaults[axis] = {"default" if axis == "preprocessing" else name: {"plugin": name}}
+            return self.defaults[axis]
+        return {NATIVE: {}}
+
+    def _default(self, axis: str, base: type[Plugin]) -> str | None:
+        """Return the name of the plugin that is the default of an axis; report a mistake if none or several are."""
+        what, registered = base.__name__.lower(), self.registry.classes
+        names = [n for n in self.registry.names(AXES[axis]) if issubclass(registered[AXES[axis], n].cls, base)]
+        # Not inherited: a subclass of a default plugin is another plugin.
+        defaults = [n for n in names if vars(registered[AXES[axis], n].cls).get("default") is True]
+        if len(defaults) == 1:
+            return defaults[0]
+        if defaults:
+            reason, allowed = f"{len(defaults)} installed plugins are the default {what}", defaults
+        else:
+            reason, allowed = f"no installed plugin is the default {what}", names
+        message = f"missing: {reason}; name one (allowed: {', '.join(allowed) or '(none)'})"
+        for broken in () if defaults else self.registry.broken():
+            message += f"\n    note: plugin {broken.name!r} of {broken.distribution} did not load: {broken.error}"
+        self.mistake((axis,), message)
+        return None
 
     def _build(self, kind: str, ref_text: str, base: Any) -> Any:
         name, options = json.loads(ref_text)
@@ -166,7 +206,7 @@ class _Validator:
                     continue
                 if axis == "methods":
                     wanted = options.pop("preprocessing", "default")
-                    if wanted not in axes["preprocessing"]:
+                    if wanted not in axes["preprocessing"] and not self._reported(("preprocessing",)):
                         message = unknown("preprocessing", wanted, axes["preprocessing"])
                         self.mistake(origins.get("preprocessing") or (axis, label, "preprocessing"), message)
                     reserved[label] = wanted
@@ -174,42 +214,6 @@ class _Validator:
                 chosen[axis][label] = self._plugin((axis, label), AXES[axis], options, base, origins)
         methods = {label: MethodChoice(plugin, reserved[label]) for label, plugin in chosen["methods"].items()}
         return Setting(methods, chosen["preprocessing"], chosen["inferences"], chosen["networks"])
-
-    def _ipc(self, raw: Any) -> tuple[int, ...]:
-        values = raw if isinstance(raw, list) else [raw]
-        good = [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0]
-        if raw is None:
-            self.mistake(("ipc",), "missing: a list of images per class, such as [1, 10]")
-        elif len(good) != len(values) or not good:
-            self.mistake(("ipc",), f"expected a non-empty list of integers above 0, got {raw!r}")
-        return tuple(sorted(set(good)))
-
-    def _seeds(self, raw: Any) -> tuple[int, int]:
-        if isinstance(raw, int) and not isinstance(raw, bool):
-            raw = {"distil": raw, "evaluate": raw}
-        if not isinstance(raw, Mapping):
-            self.mistake(("seeds",), f"expected {{distil: n, evaluate: m}}, got {raw!r}")
-            return 1, 1
-        for key in raw:
-            if key not in ("distil", "evaluate"):
-                self.mistake(("seeds", key), unknown("seed axis", key, ("distil", "evaluate")))
-        result = []
-        for key in ("distil", "evaluate"):
-            value = raw.get(key, 1)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                self.mistake(("seeds", key), f"expected an integer above 0, got {value!r}")
-                value = 1
-            result.append(value)
-        return result[0], result[1]
-
-    def _protocol(self, values: Mapping[str, Any]) -> int:
-        protocol = values.get("protocol")
-        if type(protocol) is not int or protocol not in PROTOCOLS:
-            allowed = ", ".join(map(str, PROTOCOLS))
-            what = "missing" if "protocol" not in values else f"unknown version {protocol!r}"
-            self.mistake(("protocol",), f"{what} (allowed: {allowed})")
-            return PROTOCOLS[-1]
-        return protocol
 
     def _engine(self, raw: Any) -> Engine | None:
         if isinstance(raw, str):
@@ -219,60 +223,8 @@ class _Validator:
             return None
         return cast("Engine | None", self._plugin(("engine",), "engine", raw))
 
-    def _simple(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, good, what in (
-            ("split", lambda v: v in ("test", "validation"), "test or validation"),
-            ("examples", lambda v: v is None or _positive(v), "an integer above 0, or null for all images"),
-            ("threads", lambda v: _positive(v), "an integer above 0"),
-            ("precision", lambda v: isinstance(v, str), "a word such as float32"),
-            ("device", lambda v: isinstance(v, str), "a word such as auto, cpu or cuda"),
-            ("name", lambda v: isinstance(v, str) and v and "/" not in v, "a word without /"),
-            ("description", lambda v: isinstance(v, str), "text"),
-        ):
-            if key in values and not good(values[key]):
-                self.mistake((key,), f"expected {what}, got {values[key]!r}")
-            elif key in values and key not in ("name", "description"):
-                result[key] = values[key]
-        if values.get("timeout") is not None:
-            result["timeout"] = self._seconds(values["timeout"])
-        if "tuned" in values:
-            result["tried"] = self._tried(values["tuned"])
-        if "metrics" in values:
-            metrics = values["metrics"]
-            if not isinstance(metrics, list) or not metrics or not all(isinstance(m, str) for m in metrics):
-                self.mistake(("metrics",), f"expected a list of metric names, got {metrics!r}")
-            else:
-                result["metrics"] = tuple(metrics)
-        return result
-
     def _known_metrics(self, wanted: tuple[str, ...], evaluators: list[Evaluator]) -> None:
         known = metric_names(evaluators)
-        for metric in wanted if known else ():
+        for metric in wanted if evaluators else ():
             if metric not in known:
                 self.mistake(("metrics",), unknown("metric", metric, known))
-
-    def _tried(self, raw: Any) -> dict[str, int]:
-        result = {}
-        for method, record in raw.items() if isinstance(raw, Mapping) else ():
-            trials = record.get("trials") if isinstance(record, Mapping) else None
-            if not isinstance(trials, int):
-                self.mistake(("tuned", method), "expected a record with `trials`, as `bpcbench tune` writes it")
-            else:
-                result[method] = trials
-        return result
-
-    def _seconds(self, raw: Any) -> float | None:
-        unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-        try:
-            seconds = float(raw[:-1]) * unit[raw[-1]] if isinstance(raw, str) else float(raw)
-        except (ValueError, KeyError, TypeError, IndexError):
-            seconds = -1
-        if isinstance(raw, bool) or not 0 < seconds < float("inf"):
-            self.mistake(("timeout",), f"expected seconds above 0, or a text such as 30m or 2h, got {raw!r}")
-            return None
-        return seconds
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

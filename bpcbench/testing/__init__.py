@@ -20,7 +20,21 @@ import numpy as np
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing
 from bpcbench.data.splits import load_split
 from bpcbench.errors import Stopped
-from bpcbench.records import Array, Arrays, Coreset, Data, Facts, Given, Offer, Predictions, Split, SplitRef, Transform
+from bpcbench.figures import draw, figure_from_json, figure_to_json
+from bpcbench.records import (
+    Array,
+    Arrays,
+    Coreset,
+    Data,
+    Facts,
+    Given,
+    Offer,
+    Predictions,
+    Split,
+    SplitRef,
+    Transform,
+    undeclared,
+)
 from bpcbench.registry.discovery import registry
 from bpcbench.registry.options import ready
 from bpcbench.running.context import StageContext
@@ -224,7 +238,7 @@ class InferenceConformance:
 
 
 class EvaluatorConformance:
-    """An evaluator gives finite named numbers that do not depend on the order of the examples."""
+    """An evaluator gives the numbers that it declares, finite and whatever the order of the examples, and figures."""
 
     plugin: ClassVar[Evaluator]
 
@@ -240,10 +254,14 @@ class EvaluatorConformance:
     def test_metrics(self) -> None:
         """Names are lower case and declared, values finite, and permuting the examples changes nothing."""
         evaluator = _ready(self.plugin)
-        first = evaluator.score(self.predictions(), toy_given()).metrics
+        scores, declared = evaluator.score(self.predictions(), toy_given()), evaluator.metrics()
+        first = scores.metrics
         assert first
         assert all(name == name.lower() and np.isfinite(value) for name, value in first.items())
-        assert not evaluator.metrics() or set(first) <= set(evaluator.metrics())
+        assert undeclared(scores, declared) == (), "score gives metrics that metrics() does not declare"
+        assert len({metric.name for metric in declared}) == len(declared), "a metric is declared twice"
+        for name, figure in scores.figures.items():
+            assert draw(figure_from_json(figure_to_json(figure))).startswith("<svg"), f"figure {name!r} is not drawn"
         order = np.random.default_rng(1).permutation(len(toy_data().labels))
         permuted = {
             split: Predictions(p.log_probs[order], None if p.labels is None else p.labels[order])

@@ -87,16 +87,16 @@ class Bench:
     def run(self) -> Result:
         """Run the suite to its end."""
         from bpcbench.running.run import Runner
-        from bpcbench.session import prepare
+        from bpcbench.session import Session
         from bpcbench.store.store import Store
 
-        session = prepare(str(self.suite), out=self.out)
-        store = Store.open(session.out)
+        prepared = Session(str(self.suite), out=self.out).prepare()
+        store = Store.open(prepared.out)
         runner = Runner(
-            session.registry,
-            session.plan,
+            prepared.registry,
+            prepared.plan,
             store,
-            session.data,
+            prepared.data,
             self.engine,
             report=self.reports.append,
             grace=self.grace,
@@ -105,9 +105,9 @@ class Bench:
 
     def stage(self, label: str) -> str:
         """Return the id of the stage that distils with the method of that label."""
-        from bpcbench.session import prepare
+        from bpcbench.session import Session
 
-        stages = prepare(str(self.suite), out=self.out).plan.stages
+        stages = Session(str(self.suite), out=self.out).plan().stages
         return next(p.id for p in stages if p.kind == "coreset" and f" {label} " in f" {p.label} ")
 
     def results(self) -> dict[str, dict[str, bytes]]:

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +26,7 @@ from bpcbench.records import (
     Data,
     Facts,
     Given,
+    Metric,
     Predictions,
     Resources,
     Scores,
@@ -202,6 +203,10 @@ class ProbeEvaluator(Evaluator):
     name: ClassVar[str] = "probe-evaluator"
 
     journal: str = option("", "file to write to", key=False)
+
+    def metrics(self) -> Sequence[Metric]:
+        """Return the one metric."""
+        return (Metric("acc", "higher", "percent"),)
 
     def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
         """Return the accuracy."""

@@ -1,4 +1,4 @@
-"""A cell as MLflow shows it: parameters, tags, final metrics, curves and pictures, all read from the store."""
+"""A cell as MLflow shows it: parameters, tags, final metrics and curves, all read from the store."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from bpcbench.api import Evaluator
-from bpcbench.coresets.files import transform_of
-from bpcbench.figures import image_grid
-from bpcbench.planning.cells import Cell
-from bpcbench.planning.spec import Spec
-from bpcbench.registry.discovery import registry
 from bpcbench.store.address import Address
-from bpcbench.store.store import STAGE, Artefact, Store
+from bpcbench.store.manifest import CellRecord
+from bpcbench.store.store import Artefact, Store
 
 MAX_POINTS = 200
 """Points per curve of a run that is logged when it has ended; a curve that is followed live has up to 1,000."""
@@ -28,34 +23,30 @@ MAX_POINTS = 200
 Point = tuple[str, float, int]
 
 
-def names(cell: Cell) -> dict[str, str]:
+def names(cell: CellRecord) -> dict[str, str]:
     """Return the cell's place in the grid, as texts."""
+    group = cell.group
     return {
-        "dataset": cell.dataset,
-        "ipc": str(cell.ipc),
-        "method": cell.method,
-        "inference": cell.inference,
-        "network": cell.network,
+        "dataset": group.dataset,
+        "ipc": str(group.ipc),
+        "method": group.method,
+        "inference": group.inference,
+        "network": group.network,
         "distil_seed": str(cell.distil_seed),
         "evaluate_seed": str(cell.evaluate_seed),
     }
 
 
-def run_name(cell: Cell) -> str:
+def run_name(cell: CellRecord) -> str:
     """Return the cell in words, what differs most first: MLflow's column is narrow."""
-    seeds = f"{cell.distil_seed}.{cell.evaluate_seed}"
-    return f"{cell.method} ipc {cell.ipc} {cell.inference} {seeds} ({cell.dataset}, {cell.network})"
-
-
-def curve_name(kind: str, what: str, name: str) -> str:
-    """Return the name of a curve, such as `coreset/loss` or `predict/member 2/loss`."""
-    return _allowed("/".join(part for part in (kind, what, name) if part))
+    group, seeds = cell.group, f"{cell.distil_seed}.{cell.evaluate_seed}"
+    return f"{group.method} ipc {group.ipc} {group.inference} {seeds} ({group.dataset}, {group.network})"
 
 
 def curve_points(kind: str, lines: list[dict[str, Any]]) -> list[Point]:
-    """Return the points in events of a stage: (name, value, step)."""
+    """Return the points in events of a stage: (name, value, step), such as (`coreset/loss`, 0.1, 20)."""
     return [
-        (curve_name(kind, line["what"], name), value, line["step"])
+        (allowed("/".join(part for part in (kind, line["what"], name) if part)), value, line["step"])
         for line in lines
         if "m" in line
         for name, value in line["m"].items()
@@ -64,7 +55,7 @@ def curve_points(kind: str, lines: list[dict[str, Any]]) -> list[Point]:
 
 @dataclass(frozen=True)
 class CellRun:
-    """Everything that is logged of a finished cell."""
+    """Everything that is logged of a finished cell. Times are milliseconds since 1970."""
 
     params: Mapping[str, str]
     tags: Mapping[str, str]
@@ -72,24 +63,17 @@ class CellRun:
     points: tuple[Point, ...]
     began: int
     ended: int
-    """Milliseconds since 1970: when its last score was committed, and that less what its stages took."""
-    files: Mapping[str, bytes]
-    notes: tuple[str, ...] = ()
-    """What could not be had, such as a picture whose drawing failed."""
 
 
-def read_cell(cell: Cell, store: Store) -> CellRun:
-    """Read a finished cell; what was pruned from the store, or cannot be drawn, is left out."""
-    assert cell.coreset is not None
+def read_cell(cell: CellRecord, store: Store) -> CellRun:
+    """Read a finished cell; what was pruned from the store is left out."""
     params, tags = names(cell), names(cell)
-    if cell.notes:
-        tags["notes"] = "; ".join(cell.notes)
+    if cell.group.notes:
+        tags["notes"] = "; ".join(cell.group.notes)
     metrics: dict[str, float] = {}
-    files: dict[str, bytes] = {}
     points: list[Point] = []
-    notes: list[str] = []
-    artefacts = {"coreset": _find(store, cell.coreset), "predict": _first(store, "predict", cell.predict)}
-    for kind, artefact in artefacts.items():
+    parts = {"coreset": _first(store, cell.coresets), "predict": _first(store, cell.predictions)}
+    for kind, artefact in parts.items():
         if artefact is None:
             continue
         tags[f"{kind}.key"] = artefact.address.key
@@ -100,17 +84,14 @@ def read_cell(cell: Cell, store: Store) -> CellRun:
             ("cpu_seconds", "cpu_seconds"),
             ("peak_memory_bytes", "peak_memory"),
         ):
-            if name in artefact.meta:
+            if artefact.meta.get(name) is not None:
                 metrics[f"cost/{kind}_{cost}"] = float(artefact.meta[name])
-        files[f"{kind}/{STAGE}"] = (artefact.folder / STAGE).read_bytes()
         points += _thin(_curves(kind, artefact))
-    params |= _options(artefacts)
-    if artefacts["coreset"] is not None:
-        metrics["cost/coreset_bytes"] = float(artefacts["coreset"].meta["coreset"]["bytes"])
-        try:
-            files["coreset.png"] = _grid(artefacts["coreset"])
-        except Exception as error:
-            notes.append(f"{cell.label}: no picture of the coreset: {type(error).__name__}: {error}")
+    for role in ("method", "inference", "network"):
+        for name, value in cell.group.plugins[role].options.items() if role in cell.group.plugins else ():
+            params[f"{role}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else str(value)
+    if parts["coreset"] is not None:
+        metrics["cost/coreset_bytes"] = float(parts["coreset"].meta["coreset"]["bytes"])
     scores = {label: store.read(address) for label, address in cell.scores.items()}
     given = Counter(name for score in scores.values() for name in score.meta["metrics"])
     for label, score in scores.items():
@@ -118,59 +99,26 @@ def read_cell(cell: Cell, store: Store) -> CellRun:
         for name, value in score.meta["metrics"].items():
             if np.isfinite(float(value)):
                 # Two evaluators may give a metric of one name; each then carries its evaluator's label.
-                metrics[_allowed(name if given[name] == 1 else f"{label}/{name}")] = float(value)
-        files[f"score/{label}/{STAGE}"] = (score.folder / STAGE).read_bytes()
-        try:
-            pictures = _figures(score)
-        except Exception as error:
-            notes.append(f"{cell.label}: no figures of {label}: {type(error).__name__}: {error}")
-        else:
-            prefix = "" if len(scores) == 1 else f"{label}/"
-            files |= {f"{prefix}{name}.png": png for name, png in pictures.items()}
-    ended = max(_milliseconds(store.meta(address)["committed"]) for address in cell.scores.values())
-    took = sum(artefact.meta.get("seconds", 0.0) for artefact in artefacts.values() if artefact is not None)
-    return CellRun(params, tags, metrics, tuple(points), ended - round(1000 * took), ended, files, tuple(notes))
+                metrics[allowed(name if given[name] == 1 else f"{label}/{name}")] = float(value)
+    ended = max(_milliseconds(score.meta["committed"]) for score in scores.values())
+    starts = [
+        _milliseconds(part.meta["started"]) for part in parts.values() if part is not None and "started" in part.meta
+    ]
+    return CellRun(params, tags, metrics, tuple(points), min([*starts, ended]), ended)
 
 
-def _figures(score: Artefact) -> Mapping[str, bytes]:
-    evaluator: Any = Spec.from_json(score.meta["stage"]["evaluator"]).build(registry())
-    assert isinstance(evaluator, Evaluator)
-    return evaluator.figures(dict(score.arrays))
-
-
-def _allowed(name: str) -> str:
+def allowed(name: str) -> str:
     """Return the name with what MLflow refuses replaced."""
     return re.sub(r"[^\w\-./ :]", "_", name)
 
 
-def _milliseconds(committed: str) -> int:
-    return calendar.timegm(time.strptime(committed, "%Y-%m-%dT%H:%M:%SZ")) * 1000
+def _milliseconds(moment: str) -> int:
+    whole, _, fraction = moment.rstrip("Z").partition(".")
+    return calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) * 1000 + int((fraction + "000")[:3])
 
 
-def _options(artefacts: Mapping[str, Artefact | None]) -> dict[str, str]:
-    result = {}
-    for kind, parts in (("coreset", ("method",)), ("predict", ("inference", "network"))):
-        artefact = artefacts[kind]
-        for part in parts if artefact is not None else ():
-            assert artefact is not None
-            spec = Spec.from_json(artefact.meta["stage"][part])
-            for name, value in spec.reference().items():
-                result[f"{part}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else str(value)
-    return result
-
-
-def _find(store: Store, address: Address) -> Artefact | None:
-    return store.read(address) if store.has(address) else None
-
-
-def _first(store: Store, kind: str, key: str) -> Artefact | None:
-    folder = store.root / "stages" / kind / key
-    for path in sorted(folder.glob(f"*/{STAGE}")):
-        member = json.loads(path.read_bytes())["member"]
-        found = _find(store, Address(kind, key, member))
-        if found is not None and "predict_seconds" in found.meta:
-            return found
-    return None
+def _first(store: Store, addresses: tuple[Address, ...]) -> Artefact | None:
+    return next((store.read(address) for address in addresses if store.has(address)), None)
 
 
 def _curves(kind: str, artefact: Artefact) -> list[Point]:
@@ -189,14 +137,3 @@ def _thin(points: list[Point]) -> Iterator[Point]:
         yield from curve[::stride]
         if (len(curve) - 1) % stride:
             yield curve[-1]
-
-
-def _grid(artefact: Artefact) -> bytes:
-    images = np.asarray(artefact.arrays["images"])
-    class_ids = np.asarray(artefact.arrays["class_ids"])
-    if len(images) > 100:
-        # The first few of each class; a whole data set is not a picture.
-        per = max(1, 100 // int(artefact.meta["coreset"]["classes"]))
-        chosen = np.concatenate([np.flatnonzero(class_ids == c)[:per] for c in np.unique(class_ids)])
-        images, class_ids = images[chosen], class_ids[chosen]
-    return image_grid(transform_of(artefact).invert(images), class_ids)

@@ -9,52 +9,49 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Protocol
 
-from bpcbench.planning.plan import Plan
-from bpcbench.planning.planner import PlannedStage
-from bpcbench.running.queue import Outcome
+from bpcbench.store.manifest import Manifest
 from bpcbench.store.store import Store
 from bpcbench.tracking.cell import Point, curve_points
-from bpcbench.tracking.mlflow import CELL_TAG, PARENT_TAG, PROCESS_TAG, Book, cell_key, quiet_environment, tracking_uri
+from bpcbench.tracking.mlflow import Book, tracking_uri
 
-__all__ = [
-    "CELL_TAG",
-    "PARENT_TAG",
-    "PROCESS_TAG",
-    "Book",
-    "Tracker",
-    "quiet_environment",
-    "sync",
-    "tracking_uri",
-]
+
+class _Stage(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+
+
+class _Outcome(Protocol):
+    @property
+    def status(self) -> str: ...
 
 
 class Tracker(threading.Thread):
     """A Listener that logs a run while it goes on. It never raises: it says once what is wrong and falls silent."""
 
-    def __init__(self, plan: Plan, store: Store, report: Callable[[str], None]) -> None:
+    def __init__(self, manifest: Manifest, store: Store, to_do: Set[str], report: Callable[[str], None]) -> None:
         super().__init__(name="tracker", daemon=True)
         # A store of its own: the runner's is used by other threads.
-        self.book = Book(plan, Store(store.root), report=report)
+        self.book = Book(manifest, Store(store.root), report=report)
         self.report = report
         self.failed = False
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._runs: dict[str, str] = {}
         self._logged: dict[str, set[tuple[str, int]]] = {}
-        self._cells = {cell_key(cell): cell for cell in plan.cells if cell.scores}
+        self._cells = {cell.key: cell for cell in manifest.cells if cell.scores}
         self._by_stage: dict[str, list[str]] = {}
         for key, cell in self._cells.items():
-            assert cell.coreset is not None
-            for stage in (f"coreset:{cell.coreset.key}", f"predict:{cell.predict}"):
+            for stage in (*(address.stage for address in cell.coresets), f"predict:{cell.predict}"):
                 self._by_stage.setdefault(stage, []).append(key)
-        self._waiting = {key: {f"score:{a.key}" for a in cell.scores.values()} for key, cell in self._cells.items()}
+        self._waiting = {key: {address.stage for address in cell.scores.values()} for key, cell in self._cells.items()}
         self._by_score: dict[str, list[str]] = {}
         for key, scores in self._waiting.items():
             for score in scores:
                 self._by_score.setdefault(score, []).append(key)
-        to_do = {planned.stage.id for planned in plan.to_do()}
         for scores in self._waiting.values():
             scores &= to_do
 
@@ -62,7 +59,7 @@ class Tracker(threading.Thread):
         """Log what is put into the queue, in order."""
         try:
             self.book.open()
-            cached = [cell for cell in self.book.missing() if not self._waiting[cell_key(cell)]]
+            cached = [cell for cell in self.book.missing() if not self._waiting[cell.key]]
             if cached or any(self._waiting.values()):
                 self.book.begin()
             self.book.forget(key for key, scores in self._waiting.items() if scores)
@@ -81,10 +78,10 @@ class Tracker(threading.Thread):
                 f"  the results are safe in {self.book.store.root}; `bpcbench sync` adds them to MLflow later"
             )
 
-    def started(self, stage: PlannedStage) -> None:
+    def started(self, stage: _Stage) -> None:
         """Nothing is known yet."""
 
-    def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
+    def events(self, stage: _Stage, lines: Sequence[dict[str, Any]]) -> None:
         """Log points of a curve to the first cell that the stage serves; the others get them when they end."""
         points = curve_points(stage.kind, list(lines))
         cells = self._by_stage.get(stage.id)
@@ -102,7 +99,7 @@ class Tracker(threading.Thread):
             self._runs[key] = self.book.start_cell(self._cells[key])
         return self._runs[key]
 
-    def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
+    def finished(self, stage: _Stage, outcome: _Outcome) -> None:
         """Log every cell whose last score this was."""
         if self.failed or outcome.status not in ("done", "cached"):
             return
@@ -128,16 +125,3 @@ class Tracker(threading.Thread):
             self.book.end(run_id, ok=False)
         if self.book.parent:
             self.book.end(self.book.parent, ok=ok)
-
-
-def sync(plan: Plan, store: Store, report: Callable[[str], None] = print) -> int:
-    """Add every finished cell that MLflow lacks; return how many."""
-    book = Book(plan, store, report=report).open()
-    missing = book.missing()
-    if missing:
-        book.begin()
-    for cell in missing:
-        book.log_cell(cell)
-    if missing:
-        book.end(book.parent, ok=True)
-    return len(missing)

@@ -31,7 +31,7 @@ class Blend(bpcbench.Method):
         for step in ctx.steps(self.steps, state={"images": images}):
             images += self.rate * (means[labels] - images)
             ctx.log(distance=float(np.abs(means[labels] - images).mean()))
-        return bpcbench.Coreset(images=images, targets=labels, class_ids=labels, classes=data.facts.classes)
+        return bpcbench.Coreset(images=images, targets=labels, classes=data.facts.classes)
 
 
 @bpcbench.hookimpl

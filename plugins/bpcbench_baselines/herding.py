@@ -1,4 +1,4 @@
-"""Herding: real images whose running mean follows the mean of their class."""
+"""Herding: real images whose running mean approximates the mean of their class."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from bpcbench_baselines.selection import Baseline, real_images, rows_by_class
 class Herding(Baseline):
     """Greedy mean matching per class in preprocessed pixel space, without replacement.
 
-    With mu the mean of a class, its t-th image is the argmin over those not yet chosen of
-    ||mu - (x + x_1 + ... + x_(t-1)) / t||; of equal ones the first. Welling, Herding dynamical weights to learn, ICML
-    2009; in this form Rebuffi et al., iCaRL, CVPR 2017. Deterministic, and a larger ipc contains a smaller one.
+    With mu the mean of a class, its t-th image is the argmin over the remaining images x of
+    ||mu - (x + x_1 + ... + x_(t-1)) / t||; the first one wins ties. Welling, Herding dynamical weights to learn, ICML
+    2009; in this form Rebuffi et al., iCaRL, CVPR 2017. The method is deterministic, and the coreset of a larger ipc
+    contains that of a smaller one.
     """
 
     name: ClassVar[str] = "herding"
     uses_seed: ClassVar[bool] = False
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
-        """Return the chosen images, in the order of choice within each class."""
+        """Return the selected images, in order of selection within each class."""
         chosen = []
         for rows in rows_by_class(data, ipc):
             points = given.transform.apply(data.train.images[rows]).reshape(len(rows), -1)
@@ -34,16 +35,16 @@ class Herding(Baseline):
 
 
 def greedy_mean(points: Array, count: int) -> Array:
-    """Return the rows, in order of choice, whose running mean follows the mean of all `points` (n, d)."""
+    """Return rows, in order of selection, whose running mean approximates the mean of all `points` (n, d)."""
     mean = points.mean(0)
     squares = np.einsum("ij,ij->i", points, points)
-    wanted = np.zeros_like(mean)
+    residual = np.zeros_like(mean)
     chosen = np.empty(count, np.int64)
     for t in range(count):
-        # ||t mu - s - x||^2 without the term that all x share; `wanted` is t mu - s.
-        wanted += mean
-        scores = squares - 2 * (points @ wanted)
+        # ||t mu - s - x||^2 without the term common to all x; `residual` is t mu - s.
+        residual += mean
+        scores = squares - 2 * (points @ residual)
         scores[chosen[:t]] = np.inf
         chosen[t] = scores.argmin()
-        wanted -= points[chosen[t]]
+        residual -= points[chosen[t]]
     return chosen

@@ -1,4 +1,4 @@
-"""k-means centres of every class as a coreset."""
+"""The k-means centres of every class as a coreset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KMeans(Baseline):
     name: ClassVar[str] = "kmeans"
     preload: ClassVar[tuple[str, ...]] = ("sklearn.cluster",)
 
-    iterations: int = option(100, "most iterations of Lloyd's algorithm per class")
+    iterations: int = option(100, "maximum iterations of Lloyd's algorithm per class")
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
         """Return the centres, ordered by class."""
@@ -39,7 +39,7 @@ class KMeans(Baseline):
     def _centres(self, points: Array, count: int, seed: int) -> Array:
         import sklearn.cluster
 
-        # tol=0: scikit-learn would otherwise end before the fixed point, at a distance that depends on the scale.
+        # tol=0: otherwise scikit-learn stops before the fixed point, at a distance that depends on the scale.
         fitted = sklearn.cluster.KMeans(
             count, init="k-means++", n_init=1, max_iter=self.iterations, tol=0.0, random_state=seed
         ).fit(points)

@@ -1,4 +1,4 @@
-"""Random real images: the baseline that every method has to beat."""
+"""Random real images: the baseline that every method must beat."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bpcbench_baselines.selection import Baseline, real_images, rows_by_class
 class RandomChoice(Baseline):
     """`ipc` real images of every class, drawn uniformly without replacement.
 
-    These are the images from which methods that start at real data start under the same seed; a larger ipc contains
-    the images of a smaller one.
+    Methods that are initialised with real images start from these under the same seed. The coreset of a larger ipc
+    contains that of a smaller one.
     """
 
     name: ClassVar[str] = "random"

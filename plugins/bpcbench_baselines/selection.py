@@ -1,4 +1,4 @@
-"""What the baselines share: real or averaged training images, `ipc` of every class, with hard labels."""
+"""The base of the baselines: real or averaged training images, `ipc` per class, with hard labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bpcbench.records import Array, Coreset, Data, Facts, Given, Native, Ref, Re
 
 @dataclass(frozen=True)
 class Baseline(Method):
-    """A method that needs no GPU and whose coreset is meant for plain training."""
+    """A method that needs no GPU and whose native inference is plain training."""
 
     resources: ClassVar[Resources] = Resources()
 
@@ -22,12 +22,12 @@ class Baseline(Method):
         return Native(Ref("network"), Ref("conv-bn"))
 
     def skip(self, facts: Facts, ipc: int) -> str | None:
-        """Return a reason if some class must have fewer than `ipc` images."""
+        """Return a reason to skip if some class certainly has fewer than `ipc` images."""
         if not self.uses_ipc:
             return None
         if ipc < 1:
             return f"{self.name} needs at least 1 image per class, got {ipc}"
-        # Counts per class are not known here, but the smallest class is never larger than the mean one.
+        # Class counts are not known here, but the smallest class is never larger than the mean.
         mean = facts.sizes["train"] // facts.classes
         if ipc > mean:
             return f"{ipc} images per class asked for, but the training data have {mean} per class on average"
@@ -35,18 +35,18 @@ class Baseline(Method):
 
 
 def rows_by_class(data: Data, ipc: int) -> list[Array]:
-    """Return the training rows of every class; raise ValueError where there are fewer than `ipc`."""
+    """Return the training rows of every class; raise ValueError if a class has fewer than `ipc`."""
     rows = [np.flatnonzero(data.labels == label) for label in range(data.facts.classes)]
-    for label, found in enumerate(rows):
-        if len(found) < ipc:
+    for label, members in enumerate(rows):
+        if len(members) < ipc:
             raise ValueError(
-                f"class {label} has {len(found)} training images, fewer than the {ipc} per class asked for"
+                f"class {label} has {len(members)} training images, fewer than the {ipc} per class asked for"
             )
     return rows
 
 
 def real_images(data: Data, rows: Array, given: Given) -> Coreset:
-    """Return the coreset that consists of these training images."""
+    """Return the coreset of the given training images."""
     labels = data.labels[rows].astype(np.int64)
     images = given.transform.apply(data.train.images[rows])
     return Coreset(images=images, targets=labels, class_ids=labels.copy(), classes=data.facts.classes)

@@ -14,16 +14,17 @@ from bpcbench_baselines.selection import Baseline, real_images
 
 @dataclass(frozen=True)
 class Whole(Baseline):
-    """All training images with their labels; ipc and seed do not matter.
+    """All training images with their labels; ipc and seed have no effect.
 
-    What the same network and inference reach without distillation. Inferences with a fixed number of steps may need
-    more of them here than on a small coreset.
+    It shows what the same network and inference reach without distillation. An inference with a fixed number of steps
+    may need more steps here than on a small coreset.
     """
 
     name: ClassVar[str] = "whole"
     uses_ipc: ClassVar[bool] = False
     uses_seed: ClassVar[bool] = False
+    ranked: ClassVar[bool] = False
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
-        """Return all training images in their order."""
+        """Return all training images in their original order."""
         return real_images(data, np.arange(len(data.train)), given)

@@ -1,4 +1,4 @@
-"""BPC-CD. Torch is imported when something is distilled."""
+"""BPC-CD. Torch is imported when distillation starts."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ if TYPE_CHECKING:
 class Contrastive(TrajectoryMethod):
     """BPC-CD (Tiwary et al., UAI 2024): contrastive divergence with the coreset's posterior as an energy model.
 
-    A chain of k steps on u, started at a positive sample, stands for the expectation under pi_u:
+    A chain of k steps on u, started at a positive sample, replaces the expectation under pi_u:
 
         grad_u [ E(theta+; A(u)) - E(theta-; A(u)) ],   theta+ = tau_t + sigma * e,
         theta- = k steps of theta <- theta - rate * grad E(theta; A(u)) + chain_noise * e from theta+.
 
-    Official is the image gradient of the first public version (of the later one, which does not run, it is the same
-    with another positive sample): theta+ = tau_{t+e} although the chain starts at tau_t, no noise anywhere, and every
-    step of the chain augments what the step before had augmented. That code's matching and meta terms do not reach the
-    images. `energy: logit` is what its launch script computes by passing the text False for a switch.
+    Official is the image gradient of the first public version; the later version, which does not run, differs only in
+    the positive sample. There theta+ = tau_{t+e} although the chain starts at tau_t, there is no noise, and every step
+    of the chain augments the already augmented images of the step before. The matching and meta terms of that code do
+    not reach the images. `energy: logit` is what its launch script computes, because it passes the string False for a
+    switch.
     """
 
     name: ClassVar[str] = "bpc-cd"
 
     inner_steps: int = option(10, "k: steps of the chain")
     inner_lr: float = option(0.01, "step size of the chain")
-    sigma: float = option(0.001, "noise of the positive sample (clean only)")
-    chain_noise: float = option(0.0, "noise of every step of the chain (clean only)")
-    energy: Literal["ce", "logit"] = option("ce", "cross-entropy, or minus the logit of the true class")
+    sigma: float = option(0.001, "noise of the positive sample (preset clean only)")
+    chain_noise: float = option(0.0, "noise per step of the chain (preset clean only)")
+    energy: Literal["ce", "logit"] = option("ce", "cross-entropy, or the negative logit of the true class")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Reject invalid values."""
         super().__post_init__()
         if self.sigma < 0 or self.chain_noise < 0:
             raise ValueError("sigma and chain_noise must not be negative")
 
     def reach(self, plan: Trajectories) -> int:
-        """Clean looks at the start of the window only."""
+        """Return 0 for the preset clean, which uses only the start of the window."""
         return self.ahead if self.official else 0
 
     def estimate(self, problem: Problem) -> Estimate:

@@ -1,4 +1,4 @@
-"""The outer loop of the methods that follow expert trajectories."""
+"""The outer loop of methods that use expert trajectories."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def initial_images(init: str, data: Data, ipc: int, given: Given, seed: int) -> tuple[Array, Array]:
-    """Return the images a coreset starts from, in network space, and the class of each.
+    """Return the initial images of a coreset, in network space, and the class of each.
 
-    `real` are the images that all methods start from; `mix` mixes each of them with another one of its class.
+    `real` are the initial images shared by all methods; `mix` mixes each of them with another image of its class.
     """
     chosen = per_class(data.labels, ipc, seed)
     classes = np.asarray(data.labels)[chosen]
@@ -35,7 +35,7 @@ def initial_images(init: str, data: Data, ipc: int, given: Given, seed: int) -> 
     if init == "noise":
         images = rng.standard_normal(images.shape, np.float32)
     elif init == "mix":
-        # The first half of a larger draw is the smaller draw.
+        # The first half of a draw of 2 * ipc is the draw of ipc.
         both = per_class(data.labels, 2 * ipc, seed).reshape(-1, 2, ipc)
         others = given.transform.apply(np.asarray(data.train.images[both[:, 1].reshape(-1)]))
         share = rng.random((len(images), 1, 1, 1), np.float32)
@@ -70,7 +70,7 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, given: Given, ctx: Co
         device=device,
     )
     generator = torch.Generator(device).manual_seed(ctx.seed + 2)
-    # Of its own, on the CPU: which operation is drawn decides what is launched, and must not wait for the device.
+    # A separate CPU generator: the drawn operation decides what is launched, and must not wait for the device.
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
     augment = strategy(method.augmentation_used(shape[0]), shape[0])
     network = FlatNetwork(method.network.build(shape, count, ctx.seed).to(device))
@@ -126,7 +126,7 @@ def _batches(method: TrajectoryMethod, data: Data, given: Given, ctx: Context) -
 
 
 def _no_batches() -> tuple[Tensor, Tensor]:
-    raise RuntimeError("the method has not said how many real images it needs")
+    raise RuntimeError("the method declares no real images: override batch_used")
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:

@@ -14,7 +14,7 @@ Kind = Literal["ce", "logit"]
 
 
 def energy(logits: Tensor, targets: Tensor, kind: Kind = "ce") -> Tensor:
-    """Return the mean over rows of the cross-entropy, or of minus the logit of the true class."""
+    """Return the mean over rows of the cross-entropy, or of the negative logit of the true class."""
     if kind == "ce":
         return F.cross_entropy(logits, targets)
     if targets.is_floating_point():
@@ -23,13 +23,13 @@ def energy(logits: Tensor, targets: Tensor, kind: Kind = "ce") -> Tensor:
 
 
 def energies(logits: Tensor, targets: Tensor, kind: Kind = "ce") -> Tensor:
-    """Return the energy of each draw, (draws,), for logits (draws, n, k) and targets of one draw or of each."""
+    """Return the energy of each draw, (draws,), for logits (draws, n, k) and targets shared or per draw."""
     draws, rows = logits.shape[:2]
     each = targets.dim() == (3 if targets.is_floating_point() else 2)
-    wanted = (targets if each else targets.expand(draws, *targets.shape)).flatten(0, 1)
+    flat = (targets if each else targets.expand(draws, *targets.shape)).flatten(0, 1)
     if kind == "ce":
-        return F.cross_entropy(logits.flatten(0, 1), wanted, reduction="none").view(draws, rows).mean(1)
-    return torch.stack([energy(draw, target, kind) for draw, target in zip(logits, wanted.chunk(draws), strict=True)])
+        return F.cross_entropy(logits.flatten(0, 1), flat, reduction="none").view(draws, rows).mean(1)
+    return torch.stack([energy(draw, target, kind) for draw, target in zip(logits, flat.chunk(draws), strict=True)])
 
 
 def outputs(network: FlatNetwork, thetas: Tensor, images: Tensor) -> Tensor:
@@ -43,9 +43,9 @@ def outputs(network: FlatNetwork, thetas: Tensor, images: Tensor) -> Tensor:
 def slopes(
     network: FlatNetwork, thetas: Tensor, images: Tensor, targets: Tensor, kind: Kind = "ce"
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the energies' sum over draws, and its gradients with respect to images and, if they are real, targets.
+    """Return the sum of energies over draws, and its gradients in the images and, if they are real, the targets.
 
-    The parameters are constants, so no gradient of a weight is computed.
+    The parameters are constants, so no gradients of weights are computed.
     """
     x = images.detach().requires_grad_()
     y = targets.detach()

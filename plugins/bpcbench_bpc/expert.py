@@ -1,4 +1,4 @@
-"""Training one expert and recording its parameters."""
+"""Train one expert and record its parameters."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def record(plan: Trajectories, data: Data, transform: Transform, ctx: Context) -> Arrays:
-    """Return the flat parameters of an expert by epoch; a function of the plan, the data and `ctx.seed`."""
+    """Return the flat parameters of an expert by epoch; they depend on the plan, the data and `ctx.seed`."""
     network = FlatNetwork(plan.network.build(data.facts.shape, data.facts.classes, ctx.seed).to(ctx.device))
     theta, velocity = network.initial(), torch.zeros(network.size, device=ctx.device)
     epochs = _Epochs(data, transform, plan.batch, ctx)
     augment = strategy(augmentation_for(plan.augmentation, data.facts.shape[0]), data.facts.shape[0])
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed + 1)
     chooser = torch.Generator().manual_seed(ctx.seed + 2)
-    # Filled in place, always by copying: a snapshot never shares memory with the parameters that go on changing.
+    # Filled by copying: a snapshot must not share memory with parameters that keep changing.
     kept = torch.zeros(len(plan.snapshots), network.size, dtype=getattr(torch, plan.dtype))
     kept[0].copy_(theta)
     state = {
@@ -56,7 +56,7 @@ def record(plan: Trajectories, data: Data, transform: Transform, ctx: Context) -
 
 
 class _Epochs:
-    """The training data in shuffled batches; unlike `Batches`, every image comes once per epoch, the last ones too."""
+    """The training data in shuffled batches; unlike `Batches`, an epoch includes the last, smaller batch."""
 
     def __init__(self, data: Data, transform: Transform, size: int, ctx: Context) -> None:
         self.images, self.transform, self.size, self.device = data.train.images, transform, size, ctx.device
@@ -69,7 +69,7 @@ class _Epochs:
             self.resident = torch.as_tensor(transform.apply(self.images), device=ctx.device)
 
     def batch(self, position: int) -> tuple[Tensor, Tensor]:
-        """Return a batch of the present epoch; the first one begins a new epoch."""
+        """Return a batch of the current epoch; position 0 starts a new epoch."""
         if position == 0:
             self.order.copy_(torch.randperm(len(self.order), generator=self.generator))
         rows = self.order[position * self.size : (position + 1) * self.size].sort().values

@@ -1,4 +1,4 @@
-"""BPC-fKL. Torch is imported when something is distilled."""
+"""BPC-fKL. Torch is imported when distillation starts."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ForwardKL(TrajectoryMethod):
-    """BPC-fKL (Kim et al., NeurIPS 2022): the forward KL between Gaussians around an expert and around the fit.
+    """BPC-fKL (Kim et al., NeurIPS 2022): the forward KL between Gaussians around an expert and around theta_u.
 
     grad_u D[pi_x || pi_u] = E_{pi_x}[grad_u E(theta; u)] - E_{pi_u}[grad_u E(theta; u)], with the posteriors replaced
     by N(tau_{t+e}, sigma^2 I) and N(theta_u, sigma^2 I), whose means are constants:
 
         1/S sum_s grad_u [ E(tau_{t+e} + e2_s; A_s(u)) - E(theta_u + e1_s; A_s(u)) ].
 
-    E is the mean cross-entropy, where the formula has a sum: a factor that the learning rate absorbs. One augmentation
-    A_s is shared by both terms of a draw, the noises are not. Each draw is differentiated at once, so memory does not
-    grow with S. The estimator is the public code's in both presets; the inner step size is not learned in either.
+    E is the mean cross-entropy where the formula has the sum; the learning rate absorbs the factor. The terms of a draw
+    share the augmentation A_s, but not the noise. Each draw is differentiated immediately, so memory does not grow with
+    S. Both presets use the estimator of the public code; neither learns the inner step size.
     """
 
     name: ClassVar[str] = "bpc-fkl"
 
     sigma: float = option(0.01, "standard deviation of the parameter noise")
     draws: int = option(30, "S: noise draws per iteration")
-    chunk: int = option(1, "draws computed at once, by vmap: for GPUs")
+    chunk: int = option(1, "draws computed together by vmap, for GPUs")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Reject invalid values."""
         super().__post_init__()
         if self.sigma < 0 or self.draws < 1 or self.chunk < 1:
             raise ValueError("sigma must not be negative, draws and chunk must be at least 1")

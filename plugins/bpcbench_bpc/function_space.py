@@ -1,4 +1,4 @@
-"""FBPC. Torch is imported when something is distilled."""
+"""FBPC. Torch is imported when distillation starts."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
 class FunctionSpace(TrajectoryMethod):
     """FBPC (Kim, Lee & Lee, NeurIPS 2023): the forward KL between posteriors of functions. A reconstruction.
 
-    There is no public code, so the form rests on published descriptions and the constants are ours. Exactly,
+    There is no public code: the form follows published descriptions, and the constants are ours. The exact gradient is
     grad_u D[nu_x || nu_u] = E_{f~nu_x}[grad_u CE(f(u), y)] - E_{f~nu_u}[grad_u CE(f(u), y)], so only the marginals at u
     matter. Linearised, they are Gaussian: [nu]_u = N(f(u; mu), Psi), with Psi the empirical covariance of the outputs
     f(u; theta_j) of J points of a trajectory. With R_j = (f(u; theta_j) - mean) / sqrt(J - 1), or 0 if J = 1,
 
         z = f(A(u); mu) + sum_j R_j e_j + delta e_0,   L = mean over draws of CE(z_x, y) - CE(z_u, y),
 
-    where e_j is one number for all of u (the full low-rank covariance), or `diagonal`: independent entries with the
-    same variances. theta_j are tau_{t+e}, ... of the expert, with mu_x their mean, and the last J iterates of the inner
-    SGD, with mu_u the last one. The gradient flows through f(A(u); mu) only.
+    where e_j is one number for all of u (the full low-rank covariance) or, with `diagonal`, independent entries of the
+    same variances. The theta_j are tau_{t+e}, ... of the expert, with mu_x their mean, and the last J iterates of the
+    inner SGD, with mu_u the last one. The gradient flows through f(A(u); mu) only.
 
-    `variant: real` is another reading: KL[N(m_x, v_x) || N(m_u, v_u)] of the outputs at a batch of real images, each
-    entry on its own, with u reached through theta_u by unrolling (as in BPC-W); m_u is the last iterate's output, and
-    the variances, with delta^2 added, are constants. `official` concerns only what all methods share.
+    `variant: real` is another interpretation: KL[N(m_x, v_x) || N(m_u, v_u)] of the outputs at a batch of real images,
+    entry by entry, differentiated with respect to u by unrolling theta_u (as in BPC-W). m_u is the output of the last
+    iterate, and the variances, with delta^2 added, are constants. `official` changes only what all methods share.
     """
 
     name: ClassVar[str] = "fbpc"
 
     points: int = option(5, "J: points of each trajectory")
     delta: float = option(1e-3, "standard deviation of the jitter of outputs")
-    draws: int = option(20, "draws of outputs per iteration; they cost next to nothing")
+    draws: int = option(20, "draws of outputs per iteration; they are cheap")
     covariance: Literal["low-rank", "diagonal"] = option("low-rank", "covariance of the outputs")
     variant: Literal["coreset", "real"] = option("coreset", "where functions are compared: at u, or at real images")
     batch: int = option(256, "real images per iteration of the variant `real`")
     graphs: int | None = option(
-        None, "variant `real`: inner steps whose graph is kept, the others being computed twice; none: all", key=False
+        None, "variant `real`: inner steps whose graph is kept; the others are recomputed; none: all", key=False
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Reject invalid values."""
         super().__post_init__()
         if self.points < 1 or self.draws < 1 or self.batch < 1:
             raise ValueError("points, draws and batch must be at least 1")
@@ -61,19 +61,19 @@ class FunctionSpace(TrajectoryMethod):
             raise ValueError("graphs must not be negative")
 
     def reach(self, plan: Trajectories) -> int:
-        """A window ends with the last of the J points."""
+        """Return the distance from a window's start to the last of the J points."""
         return self.ahead + (self.points - 1) * plan.stride
 
     def notes(self) -> tuple[str, ...]:
-        """Say in every table that this is a reconstruction."""
+        """Mark results as a reconstruction."""
         return (*super().notes(), "reconstruction")
 
     def batch_used(self) -> int:
-        """Real images are needed by one variant only."""
+        """Return the batch size of the variant `real`; the other variant needs no real images."""
         return self.batch if self.variant == "real" else 0
 
     def estimate(self, problem: Problem) -> Estimate:
-        """Return the gradient of L, or of the other variant's KL."""
+        """Return the gradient of L, or of the KL of the variant `real`."""
         import torch
 
         assert isinstance(self.trajectories, Trajectories)
@@ -97,7 +97,7 @@ class FunctionSpace(TrajectoryMethod):
     def _side(
         self, problem: Problem, thetas: Tensor, images: Tensor, targets: Tensor, *, mean: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the mean energy of outputs drawn around those of `mean`, else of the last point, and its gradients."""
+        """Return the mean energy of outputs drawn around those of `mean` or the last point, and its gradients."""
         import torch
 
         from bpcbench_bpc.energy import energy
@@ -108,14 +108,14 @@ class FunctionSpace(TrajectoryMethod):
             inputs.append(y.requires_grad_())
         centre = problem.network(thetas[-1] if mean is None else mean, inputs[0])
         with torch.no_grad():
-            # The outputs of a lone point, or of the last one if it is the mean, are there already.
+            # The outputs of a single point, or of the last point if it is the mean, are already computed.
             others = thetas[:-1] if mean is None or len(thetas) == 1 else thetas
             outputs = torch.stack(
                 [problem.network(theta, images) for theta in others] + [centre] * (len(thetas) - len(others))
             )
         z = draw_outputs(centre, outputs, self.covariance, self.delta, self.draws, problem.normal)
-        wanted = y.expand(self.draws, *y.shape).flatten(0, 1)
-        value = energy(z.flatten(0, 1), wanted)
+        repeated = y.expand(self.draws, *y.shape).flatten(0, 1)
+        value = energy(z.flatten(0, 1), repeated)
         return value.detach(), torch.autograd.grad(value, inputs)
 
     def _at_real(self, problem: Problem, start: Tensor, expert: Tensor) -> Estimate:
@@ -128,16 +128,16 @@ class FunctionSpace(TrajectoryMethod):
         chain = torch.stack(unrolled.last(self.points))
         images, _ = problem.real()
         with torch.no_grad():
-            wanted = torch.stack([problem.network(theta, images) for theta in expert])
-            own = torch.stack([problem.network(theta, images) for theta in chain])
+            expert_outputs = torch.stack([problem.network(theta, images) for theta in expert])
+            chain_outputs = torch.stack([problem.network(theta, images) for theta in chain])
         floor = self.delta**2
         v_x, v_u = (
             outputs.var(0) + floor if self.points > 1 else torch.full_like(outputs[0], floor)
-            for outputs in (wanted, own)
+            for outputs in (expert_outputs, chain_outputs)
         )
         theta = unrolled.theta.detach().requires_grad_()
-        missed = wanted.mean(0) - problem.network(theta, images)
-        kl = 0.5 * ((v_x + missed.square()) / v_u + v_u.log() - v_x.log() - 1).sum() / len(images)
+        error = expert_outputs.mean(0) - problem.network(theta, images)
+        kl = 0.5 * ((v_x + error.square()) / v_u + v_u.log() - v_x.log() - 1).sum() / len(images)
         gradients, _ = unrolled.pull(torch.autograd.grad(kl, theta)[0])
         return Estimate(gradients, values={"loss": kl.detach()})
 
@@ -152,7 +152,7 @@ def draw_outputs(
 ) -> Tensor:
     """Return Gaussian outputs (draws, n, k) around `centre` (n, k), with the covariance of `outputs` (J, n, k).
 
-    `low-rank` has the whole empirical covariance between all entries, `diagonal` only its diagonal; both add an
+    `low-rank` uses the full empirical covariance between all entries, `diagonal` only its diagonal. Both add
     independent jitter of standard deviation `delta`. `normal(*shape)` draws standard normal numbers.
     """
     import torch

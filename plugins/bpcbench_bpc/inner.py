@@ -1,4 +1,4 @@
-"""The inner SGD on the coreset that all methods share: with constant images, or differentiated through."""
+"""The inner SGD on the coreset, shared by all methods: with constant images, or differentiable."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def descend(
 ) -> list[Tensor]:
     """Return the last `keep` iterates of theta <- theta - rate * grad E(theta; A(u)) + noise * N(0, I).
 
-    Every step uses all images and a new augmentation A, applied to the images or, if `compounding`, to what the step
-    before saw. Images are constants: no graph outlives a step.
+    Every step uses all images and a new augmentation A, applied to the images or, if `compounding`, to the augmented
+    images of the step before. Images are constants: no graph outlives a step.
     """
     rate, images, targets = problem.rate.detach(), problem.images.detach(), problem.targets().detach()
     theta = theta.detach()
@@ -44,7 +44,7 @@ def descend(
 
 @dataclass
 class _Step:
-    """One inner step: where it started, what it saw (`x` as a function of what is learned), and its gradient."""
+    """One inner step: its start, its inputs (`x` and `y` as functions of the learned tensors), and its gradient."""
 
     theta: Tensor
     x: Tensor
@@ -54,12 +54,12 @@ class _Step:
 
 
 class Unrolled:
-    """T steps of theta <- theta - rate * grad E(theta; A(u)) that can be differentiated exactly.
+    """T steps of theta <- theta - rate * grad E(theta; A(u)), with exact derivatives.
 
-    Each step has a graph of its own, and `pull` chains them by hand: with g the step's gradient and l the adjoint,
+    Each step has its own graph, and `pull` chains them by hand. With g the step's gradient and l the adjoint,
     l <- l - rate * d<g, l>/dtheta, while -rate * d<g, l>/du and -<g, l> go to the images and the rate. So the graphs of
-    all but the last `graphs` steps may be dropped and built again when they are needed: the same numbers, bit by bit,
-    for a graph's memory less and one more forward and backward pass per step.
+    all but the last `graphs` steps can be dropped and rebuilt when needed. The results are bitwise equal; each dropped
+    graph saves its memory and costs one more forward and backward pass.
     """
 
     def __init__(self, problem: Problem, theta: Tensor, steps: int, *, graphs: int | None = None) -> None:
@@ -91,14 +91,14 @@ class Unrolled:
         return gradient
 
     def last(self, count: int) -> list[Tensor]:
-        """Return the last iterates, as constants; to be asked before `pull`."""
+        """Return the last `count` iterates, as constants; call it before `pull`."""
         iterates = [*(step.theta for step in self.steps), self.theta]
         return [iterate.detach() for iterate in iterates[-count:]]
 
     def pull(self, adjoint: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the gradients of what is learned and of the rate, given that with respect to the last iterate.
+        """Return the gradients of the learned tensors and of the rate, given the gradient in the last iterate.
 
-        Graphs are freed on the way, so this can be done once.
+        It frees the graphs, so it can be called only once.
         """
         total: list[Tensor] | None = None
         rate = torch.zeros_like(self.rate)

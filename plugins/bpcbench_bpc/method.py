@@ -1,4 +1,4 @@
-"""What the methods that follow expert trajectories share: their options. Torch is imported when one distils."""
+"""The base of methods that use expert trajectories. Torch is imported when distillation starts."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ if TYPE_CHECKING:
     from bpcbench_bpc.problem import Estimate, Problem
 
 _PARAMETERS = 320_010
-"""Of BPC-D's network on CIFAR-10, for which its sampler was set."""
+"""Parameters of BPC-D's network on CIFAR-10, for which its sampler was tuned."""
 
 ROLE = "experts"
-"""The role under which the trajectories are handed to a method."""
+"""The role of the trajectories among a method's prerequisites."""
 
 
 @dataclass(frozen=True)
 class TrajectoryMethod(Method):
     """Learns images u by SGD on a divergence between two posteriors of a network's parameters theta.
 
-    The posterior given all data is represented by an expert's trajectory tau, that given u by T steps of SGD on u from
-    a point of the same trajectory, theta_u. Each outer iteration draws an expert and a start t of
-    [min_start, max_start), runs the inner SGD, and takes one step along the method's own gradient estimate. Energies
-    are means of cross-entropies.
+    The posterior given all data is represented by an expert's trajectory tau; the posterior given u by theta_u, the
+    result of T steps of SGD on u from a point of the same trajectory. Each outer iteration draws an expert and a start
+    t in [min_start, max_start), runs the inner SGD, and takes one step along the method's gradient estimate. Energies
+    are mean cross-entropies.
 
-    Preset `clean` is the mathematics of the paper. `official` does what the public code does where that differs: each
-    method says how, and in all of them experts are visited in shuffled passes (clean: drawn independently), `auto`
-    augmentation flips grey images too, and there is one update more than `steps`.
+    Preset `clean` is the mathematics of the paper. `official` reproduces the public code where it differs; each method
+    documents how. In all methods it visits experts in shuffled passes (clean: draws them independently), flips grey
+    images too under `auto` augmentation, and makes one more update than `steps`.
     """
 
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
 
     preset: Literal["clean", "official"] = option("clean", "the paper's mathematics, or the public code's behaviour")
     steps: int = option(5000, "updates of the coreset")
-    trajectories: Prerequisite = refers("prerequisite", "trajectories", "the experts; their network is the method's")
-    experts: int = option(100, "how many experts are used")
-    max_start: int = option(20, "windows start at an epoch below this")
-    min_start: int = option(0, "windows start at a snapshot of this epoch or later; 0: the initialisation", absent=0)
+    trajectories: Prerequisite = refers("prerequisite", "trajectories", "the experts, whose network the method uses")
+    experts: int = option(100, "number of experts")
+    max_start: int = option(20, "windows start before this epoch")
+    min_start: int = option(0, "windows start at this epoch or later; 0: the initialisation", absent=0)
     ahead: int = option(1, "e: epochs from the start of a window to its target")
     inner_steps: int = option(30, "T: SGD steps on the coreset per iteration")
     inner_lr: float = option(0.03, "step size of the inner SGD")
     lr: float = option(1000.0, "learning rate of the images")
     momentum: float = option(0.5, "momentum of images and labels")
-    labels: Literal["hard", "learned"] = option("hard", "class numbers, or learned probabilities (softmax of logits)")
-    label_lr: float = option(1.0, "learning rate of the logits of learned labels")
-    label_scale: float = option(5.0, "initial logit of the true class, the others being 0, of learned labels")
+    labels: Literal["hard", "learned"] = option("hard", "class labels, or learned probabilities (softmax of logits)")
+    label_lr: float = option(1.0, "learning rate of the logits, for learned labels")
+    label_scale: float = option(5.0, "initial logit of the true class (the others are 0), for learned labels")
     init: Literal["real", "mix", "noise"] = option(
-        "real", "initial images: training images, random mixtures of two of a class (BPC-CD's code), or N(0, 1)"
+        "real", "initial images: training images, random mixtures of two per class (BPC-CD's code), or N(0, 1)"
     )
     augmentation: str = option("auto", "strategy (bpcbench_torch.augmentation); auto: DSA, without flips on grey")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Reject invalid values."""
         for name in ("steps", "experts", "max_start", "ahead"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -99,7 +99,7 @@ class TrajectoryMethod(Method):
             )
 
     def reach(self, plan: Trajectories) -> int:
-        """Return how many epochs behind its start a window ends."""
+        """Return the length of a window in epochs."""
         return self.ahead
 
     @property
@@ -109,16 +109,16 @@ class TrajectoryMethod(Method):
         return self.trajectories.network
 
     def convention(self) -> Convention:
-        """Class numbers, or probabilities if labels are learned."""
+        """Return `class`, or `probabilities` if labels are learned."""
         return "class" if self.labels == "hard" else "probabilities"
 
     def prerequisites(self, facts: Facts, ipc: int) -> Mapping[str, Need]:
-        """The experts."""
+        """Return the experts."""
         assert isinstance(self.trajectories, Trajectories)
         return {ROLE: self.trajectories.need(self.experts)}
 
     def native(self, facts: Facts, ipc: int) -> Native:
-        """SGHMC with the network of the experts; official: with the settings of the public code."""
+        """Return SGHMC with the network of the experts; official: with the settings of the public code."""
         assert isinstance(self.trajectories, Trajectories)
         options: dict[str, object] = {}
         if self.official:
@@ -126,21 +126,21 @@ class TrajectoryMethod(Method):
         return Native(Ref("sghmc", options), self.network)
 
     def skip(self, facts: Facts, ipc: int) -> str | None:
-        """Return a reason if there are too few images to start from, or the network does not fit."""
+        """Return a reason to skip if there are too few initial images, or if the network does not fit."""
         each = 2 * ipc if self.init == "mix" else ipc
         if each > facts.sizes["train"] // facts.classes:
             return f"ipc {ipc} needs more images per class than the training data have"
         if self.network.framework != "torch":
-            return f"{self.name} trains torch networks, and {self.network.name} is a {self.network.framework} one"
+            return f"{self.name} trains torch networks, but {self.network.name} is a {self.network.framework} network"
         return self.network.skip(facts)
 
     def notes(self) -> tuple[str, ...]:
-        """Mark results of the public code's behaviour."""
+        """Mark results of the preset official."""
         return ("official",) if self.official else ()
 
     @property
     def official(self) -> bool:
-        """Whether the public code's behaviour is wanted."""
+        """Whether the preset is official."""
         return self.preset == "official"
 
     def updates(self) -> int:
@@ -152,18 +152,18 @@ class TrajectoryMethod(Method):
         return self.momentum
 
     def rate_learning(self) -> float | None:
-        """Return the learning rate of the inner step size, or None if that is not learned."""
+        """Return the learning rate of the inner step size, or None if the step size is not learned."""
         return None
 
     def constrain(self, rate: Tensor) -> None:
-        """Keep a learned step size where it may be, in place."""
+        """Project a learned step size onto its allowed range, in place."""
 
     def augmentation_used(self, channels: int) -> str:
         """Return the strategy for images with this many channels."""
         return augmentation_for(self.augmentation, 3 if self.official else channels)
 
     def batch_used(self) -> int:
-        """Return how many real images `Problem.real` gives; 0 if the method needs none."""
+        """Return the batch size of `Problem.real`; 0 if the method needs no real images."""
         return 0
 
     @abc.abstractmethod
@@ -178,10 +178,10 @@ class TrajectoryMethod(Method):
 
 
 def sghmc_options(rows: int, ipc: int, parameters: int) -> dict[str, object]:
-    """Return the sampler of BPC-D's code, whose settings depend on the images per class.
+    """Return the sampler settings of BPC-D's code, which depend on the images per class.
 
-    Its weight of the prior suits its own network only, and drives a small one to zero: for another size it is scaled as
-    the norm of the parameters is, with the root of their number.
+    Its prior weight suits only its own network and drives a small one to zero. For other sizes the weight is scaled
+    with the square root of the number of parameters, as the norm of the parameters scales.
     """
     step, burn, samples = (0.03, 50, 10) if ipc == 1 else (0.01, 250, 50)
     weight = 1.0 if ipc in (1, 20) else 1.5

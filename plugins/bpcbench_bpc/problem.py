@@ -1,4 +1,4 @@
-"""What an estimator is handed in one outer iteration, and what it returns."""
+"""The input and the output of a gradient estimator in one outer iteration."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bpcbench_torch.flat import FlatNetwork
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The coreset as it stands, one window of an expert's trajectory, and the sources of randomness.
+    """The current coreset, one window of an expert's trajectory, and the sources of randomness.
 
     `images` and, if labels are learned, `logits` are leaves that require a gradient; `classes` are the int64 labels.
-    `window(e)` is the expert e epochs behind the window's start. `rate` is the step size of the inner SGD. `augment`
+    `window(e)` is the expert e epochs after the window's start. `rate` is the step size of the inner SGD. `augment`
     draws a new augmentation at every call, `normal(*shape)` standard normal numbers, `real()` a batch of training
-    images and labels, of which there are `examples` in all.
+    images and labels; `examples` is their total number.
     """
 
     network: FlatNetwork
@@ -34,11 +34,11 @@ class Problem:
 
     @property
     def learned(self) -> list[Tensor]:
-        """The leaves whose gradients are asked for."""
+        """The learned leaves, whose gradients an estimator returns."""
         return [self.images] if self.logits is None else [self.images, self.logits]
 
     def targets(self) -> Tensor:
-        """Return class numbers (n,) or, as a function of the learned logits, probabilities (n, k)."""
+        """Return class labels (n,) or, as a function of the learned logits, probabilities (n, k)."""
         return self.classes if self.logits is None else torch.softmax(self.logits, 1)
 
     def around(self, theta: Tensor, sigma: float, count: int) -> Tensor:
@@ -46,14 +46,14 @@ class Problem:
         return theta + sigma * self.normal(count, self.network.size)
 
     def back(self, images: Tensor, targets: Tensor, slopes: tuple[Tensor, ...]) -> list[Tensor]:
-        """Carry gradients with respect to augmented images (and targets) back to what is learned."""
+        """Backpropagate gradients in augmented images (and targets) to the learned leaves."""
         outputs = [images] if self.logits is None else [images, targets]
         return list(torch.autograd.grad(outputs, self.learned, list(slopes)))
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """Gradients to descend along, in the order of `Problem.learned`, that of the rate if it is learned, and values."""
+    """Gradients in the order of `Problem.learned`, the gradient of the rate if it is learned, and values to log."""
 
     gradients: list[Tensor]
     rate: Tensor | None = None
@@ -61,7 +61,7 @@ class Estimate:
 
 
 def add(total: list[Tensor] | None, more: list[Tensor]) -> list[Tensor]:
-    """Return the sums of two lists of gradients; the first is changed in place."""
+    """Return the elementwise sum of two lists of gradients; the first list is modified in place."""
     if total is None:
         return more
     return [one.add_(other) for one, other in zip(total, more, strict=True)]

@@ -1,4 +1,4 @@
-"""BPC-rKL. Torch is imported when something is distilled."""
+"""BPC-rKL. Torch is imported when distillation starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bpcbench_torch.flat import FlatNetwork
 
 _ROWS = 200
-"""Real images per forward pass where rows do not influence each other: larger batches leave the CPU's caches."""
+"""Real images per forward pass if rows are independent: larger batches do not fit in the CPU's caches."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class ReverseKL(TrajectoryMethod):
 
         grad_{u_m} D[pi_u || pi_x] = Cov_s( grad_{u_m} g(u_m), sum_m' g(u_m') - sum_n g(x_n) ).
 
-    The sum over the data is estimated by N/B times that over a batch of B. Clean: these weights, the unbiased divisor
-    S - 1, and the gradient of D/N, so that learning rates compare. Official: means instead of both sums, the divisor S
-    and no momentum. Neither augments here; the expert enters only by the start of the inner SGD. The covariance is
-    accumulated in one pass, and one forward pass of u gives both g and its gradient.
+    The sum over the data is estimated by N/B times the sum over a batch of B. Clean uses these weights, the unbiased
+    divisor S - 1, and the gradient of D/N, so that learning rates are comparable. Official uses means instead of both
+    sums, the divisor S and no momentum. Neither augments here. The expert matters only as the start of the inner SGD.
+    The covariance is accumulated in one pass, and one forward pass of u gives both g and its gradient.
     """
 
     name: ClassVar[str] = "bpc-rkl"
@@ -38,24 +38,24 @@ class ReverseKL(TrajectoryMethod):
     sigma: float = option(0.01, "standard deviation of the parameter noise")
     draws: int = option(30, "S: noise draws per iteration")
     batch: int = option(1000, "B: real images per iteration")
-    chunk: int = option(1, "draws computed at once, by vmap: for GPUs")
+    chunk: int = option(1, "draws computed together by vmap, for GPUs")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Reject invalid values."""
         super().__post_init__()
         if not self.sigma > 0 or self.draws < 2 or self.chunk < 1 or self.batch < 1:
             raise ValueError("sigma must be above 0, draws at least 2, chunk and batch at least 1")
 
     def image_momentum(self) -> float:
-        """None in the public code."""
+        """Return the momentum, which is 0 in the public code."""
         return 0.0 if self.official else self.momentum
 
     def reach(self, plan: Trajectories) -> int:
-        """Only the start of a window is looked at."""
+        """Return 0: only the start of a window is used."""
         return 0
 
     def batch_used(self) -> int:
-        """The real images of an iteration."""
+        """Return the number of real images per iteration."""
         return self.batch
 
     def estimate(self, problem: Problem) -> Estimate:
@@ -74,7 +74,7 @@ class ReverseKL(TrajectoryMethod):
             thetas = problem.around(fitted, self.sigma, count)
             real = _log_likelihoods(problem.network, thetas, images, labels)
             pseudo, slopes = _pseudo(problem, thetas)
-            # A constant per example does not change a covariance, and averaging what is left keeps float32's digits.
+            # Subtracting a constant per example leaves the covariance unchanged and preserves float32 precision.
             base = (real[0], pseudo[0]) if base is None else base
             covariance.add(own * (pseudo - base[1]).mean(1) - (real - base[0]).mean(1), slopes)
         assert base is not None
@@ -84,10 +84,10 @@ class ReverseKL(TrajectoryMethod):
 
 
 class Covariance:
-    """The covariance of a scalar with several arrays over draws, in one pass and without keeping them.
+    """The covariance of a scalar with several arrays over draws, in one pass and without storing them.
 
-    Blocks of draws are centred on their own means and then merged (Chan, Golub & LeVeque, 1983), since the difference
-    of two large sums would lose what float32 has.
+    Blocks of draws are centred on their own means and then merged (Chan, Golub & LeVeque, 1983), because the difference
+    of two large sums would lose float32 precision.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Covariance:
         self.sums: list[Tensor]
 
     def add(self, values: Tensor, arrays: list[Tensor]) -> None:
-        """Take in a block of draws: values (draws,), arrays (draws, ...)."""
+        """Add a block of draws: values (draws,), arrays (draws, ...)."""
         count, mean, means = len(values), values.mean(0), [array.mean(0) for array in arrays]
         inner = [
             ((values - mean) @ (array - centre).flatten(1)).view_as(centre)
@@ -115,7 +115,7 @@ class Covariance:
         self.count = total
 
     def total(self, divisor: int) -> list[Tensor]:
-        """Return the sum of centred products over a divisor."""
+        """Return the sum of centred products, divided by `divisor`."""
         return [array / divisor for array in self.sums]
 
 
@@ -140,7 +140,7 @@ def _pseudo(problem: Problem, thetas: Tensor) -> tuple[Tensor, list[Tensor]]:
     from bpcbench_bpc.energy import outputs
 
     count = len(thetas)
-    # A copy per draw, so that one backward pass gives the gradient of each.
+    # One copy per draw, so that one backward pass gives the gradient of each draw.
     leaves = [leaf.detach().expand(count, *leaf.shape).clone().requires_grad_() for leaf in problem.learned]
     targets = problem.classes if problem.logits is None else torch.softmax(leaves[1], -1)
     logits = outputs(problem.network, thetas, leaves[0])

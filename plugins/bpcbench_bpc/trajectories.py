@@ -1,4 +1,4 @@
-"""Expert trajectories as a prerequisite: made once, shared by all methods. Torch is imported when one is made."""
+"""Expert trajectories as a prerequisite, computed once and shared by all methods. Torch is imported to train them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTES = {"float32": 4, "float16": 2}
 
 
 def expert_names(count: int) -> tuple[str, ...]:
-    """Return the members' names; those of fewer experts are the first of more, so they are shared."""
+    """Return the names of the members; a smaller number of experts is a prefix of a larger one, so they are shared."""
     return tuple(f"{index:03d}" for index in range(count))
 
 
@@ -23,7 +23,7 @@ def snapshot_name(epoch: int) -> str:
 
 
 def augmentation_for(name: str, channels: int) -> str:
-    """Return the strategy that `auto` stands for: DSA's list, without the flip for grey images."""
+    """Return the strategy; `auto` is DSA's list, without the flip for grey images."""
     if name != "auto":
         return name
     return "dsa-grey" if channels == 1 else "dsa"
@@ -33,10 +33,9 @@ def augmentation_for(name: str, channels: int) -> str:
 class Trajectories(Prerequisite):
     """Experts: networks trained by SGD on all training data, with their flat parameters at the start and every epoch.
 
-    Each expert is a member of its own, named by its index and seeded by that name: 10 experts are the first 10 of 100,
-    and they train in parallel. A snapshot is a copy, an array of its own that is read without reading its neighbours.
-    The defaults are those of Kim et al. (NeurIPS 2022); only BatchNorm's buffers are not kept, the methods use the
-    statistics of the batch.
+    Each expert is a separate member, named by its index and seeded by that name: 10 experts are the first 10 of 100,
+    and they train in parallel. Each snapshot is a separate array that can be read on its own. The defaults are those of
+    Kim et al. (NeurIPS 2022). BatchNorm's buffers are not stored; the methods use batch statistics.
     """
 
     name: ClassVar[str] = "trajectories"
@@ -44,20 +43,20 @@ class Trajectories(Prerequisite):
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
 
     network: Network = refers(
-        "network", "conv-in", "what the experts are", width=128, growth=1, order="conv-first", init="torch", eps=1e-5
+        "network", "conv-in", "network of the experts", width=128, growth=1, order="conv-first", init="torch", eps=1e-5
     )
     epochs: int = option(50, "E: epochs per expert")
     lr: float = option(0.01, "learning rate")
     momentum: float = option(0.0, "momentum")
-    weight_decay: float = option(0.0, "weight decay, as a gradient")
-    decay: bool = option(False, "divide the learning rate by 10 behind the middle epoch")
+    weight_decay: float = option(0.0, "weight decay, added to the gradient")
+    decay: bool = option(False, "divide the learning rate by 10 after the middle epoch")
     batch: int = option(256, "images per update; the last batch of an epoch may be smaller")
     augmentation: str = option("auto", "strategy (bpcbench_torch.augmentation); auto: DSA, without flips on grey")
-    stride: int = option(1, "epochs between two snapshots")
-    dtype: Literal["float32", "float16"] = option("float32", "how snapshots are stored")
+    stride: int = option(1, "epochs between snapshots")
+    dtype: Literal["float32", "float16"] = option("float32", "precision of stored snapshots")
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Reject invalid values."""
         for name in ("epochs", "batch", "stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -71,11 +70,11 @@ class Trajectories(Prerequisite):
 
     @property
     def snapshots(self) -> tuple[int, ...]:
-        """The epochs after which parameters are kept, 0 being the initialisation."""
+        """The epochs after which parameters are stored; 0 is the initialisation."""
         return tuple(range(0, self.epochs + 1, self.stride))
 
     def need(self, experts: int) -> Need:
-        """Return what a method asks for to get this many experts."""
+        """Return the request of a method for this many experts."""
         return Need(self, expert_names(experts))
 
     def parameters(self, facts: Facts) -> int:

@@ -1,4 +1,4 @@
-"""BPC-W. Torch is imported when something is distilled."""
+"""BPC-W. Torch is imported when distillation starts."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ if TYPE_CHECKING:
 class Wasserstein(TrajectoryMethod):
     """BPC-W (Kim et al., NeurIPS 2022), which is MTT (Cazenavette et al., CVPR 2022): match the expert's parameters.
 
-    Between Gaussians of equal covariance W_2^2 is the squared distance of the means, here relative to the expert's way:
+    Between Gaussians of equal covariance W_2^2 is the squared distance of the means, here relative to the distance that
+    the expert covers:
 
         L(u, rate) = ||theta_u(u, rate) - tau_{t+e}||^2 / ||tau_t - tau_{t+e}||^2,
 
     differentiated exactly through all T inner steps (second order). The step size of the inner SGD is learned too. In
-    the public code (official) it may become negative; clean keeps it above a hundredth of its start.
+    the public code (official) it may become negative; clean keeps it above a hundredth of its initial value.
     """
 
     name: ClassVar[str] = "bpc-w"
 
     rate_lr: float = option(1e-5, "learning rate of the inner step size")
     graphs: int | None = option(
-        None, "inner steps whose graph is kept, the others being computed twice; none: all", key=False
+        None, "inner steps whose graph is kept; the others are recomputed; none: all", key=False
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Reject invalid values."""
         super().__post_init__()
         if self.rate_lr < 0 or (self.graphs is not None and self.graphs < 0):
             raise ValueError("rate_lr and graphs must not be negative")
 
     def rate_learning(self) -> float:
-        """The step size has a learning rate of its own."""
+        """Return the learning rate of the inner step size."""
         return self.rate_lr
 
     def constrain(self, rate: Tensor) -> None:
@@ -55,8 +56,10 @@ class Wasserstein(TrajectoryMethod):
 
         start, target = problem.window(0), problem.window(self.ahead)
         unrolled = Unrolled(problem, start, self.inner_steps, graphs=self.graphs)
-        way = (start - target).square().sum()
-        missed = unrolled.theta - target
-        loss = missed.square().sum() / way
-        gradients, rate = unrolled.pull(2 * missed / way)
-        return Estimate(gradients, rate, {"loss": loss, "rate": problem.rate.detach(), "distance": way.sqrt()})
+        squared_distance = (start - target).square().sum()
+        error = unrolled.theta - target
+        loss = error.square().sum() / squared_distance
+        gradients, rate = unrolled.pull(2 * error / squared_distance)
+        return Estimate(
+            gradients, rate, {"loss": loss, "rate": problem.rate.detach(), "distance": squared_distance.sqrt()}
+        )

@@ -1,4 +1,4 @@
-"""Drawing windows of expert trajectories, one snapshot in memory at a time."""
+"""Random windows of expert trajectories, with one snapshot in memory at a time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bpcbench.records import Arrays, Made
 from bpcbench_bpc.trajectories import Trajectories, snapshot_name
 
 Window = Callable[[int], Tensor]
-"""Flat parameters by how many epochs they are ahead of the window's start."""
+"""Maps a number of epochs after the window's start to flat parameters."""
 
 
 class Windows:
-    """Draws an expert and a start epoch of [min_start, max_start); snapshots are read from disk when asked for.
+    """Draws an expert and a start epoch in [min_start, max_start); snapshots are read from disk on demand.
 
-    Order `uniform` draws experts with replacement; `passes` visits all of them in a shuffled order, then again.
+    Order `uniform` draws experts with replacement; `passes` visits all of them in a new shuffled order each time.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Windows:
         return int(torch.randint(below, (), generator=self.generator))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that changes."""
+        """Return the mutable state."""
         return {"queue": list(self.queue), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A progress bar for what takes seconds: at once on a terminal, in a log only after two seconds."""
+"""A progress bar on stderr: shown at once on a terminal, elsewhere only after two seconds."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 PATIENCE = 2.0
-"""Seconds for which nothing is said where nobody watches."""
+"""Seconds before a bar appears when stderr is not a terminal."""
 
 
 @contextmanager
 def bar(total: int, what: str, unit: str) -> Iterator[Callable[[int], object]]:
-    """Yield a function that is told of every step done; the bar goes to stderr."""
+    """Yield a function that advances the bar by a number of units."""
     from tqdm import tqdm
 
     terminal = sys.stderr.isatty()
-    wait = 0.0 if terminal else PATIENCE
+    delay = 0.0 if terminal else PATIENCE
     with tqdm(
         total=total,
         desc=what,
         unit=unit,
         unit_scale=True,
         leave=not terminal,
-        delay=wait,
-        mininterval=wait or 0.1,
+        delay=delay,
+        mininterval=delay or 0.1,
         file=sys.stderr,
-    ) as shown:
-        yield shown.update
+    ) as progress:
+        yield progress.update

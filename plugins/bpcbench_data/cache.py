@@ -1,7 +1,7 @@
-"""Where that is kept which is derived from a data set's files, and how it is written: completely or not at all.
+"""The cache of everything derived from a data set's files: its location and its atomic writes.
 
-It lies in `.bpcbench` below the data root or, where nothing can be written there, in the user's cache. All of it can be
-made again from the files; it may be deleted at any time.
+The cache is `.bpcbench` below the data root or, if that is not writable, a folder in the user's cache. It can be
+recomputed from the files, so it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from typing import Any, BinaryIO
 
 
 def places(root: Path) -> list[Path]:
-    """Return where derived things may lie: below the data root, else in the user's cache under a name for that root."""
+    """Return the candidate cache folders: one below the data root, then one in the user's cache for that root."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return [root / ".bpcbench", cache / "bpcbench" / "converted" / digest(str(root.resolve()))]
 
 
 def digest(content: Any) -> str:
-    """Return 16 letters that tell this text, or anything that JSON can hold, from every other."""
+    """Return a digest of 16 hexadecimal digits of a text or of any JSON value."""
     text = content if isinstance(content, str) else json.dumps(content)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def state(path: Path) -> list[int]:
-    """Return size and time of change: whoever writes into a file changes them."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    """Return a file's size and modification time."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
-def remembered(folders: Sequence[Path], what: str, state: Any, find: Callable[[], Any]) -> Any:
-    """Return what `find` finds out, as JSON holds it, asking it only once for each `state`.
+def remembered(folders: Sequence[Path], what: str, state: Any, compute: Callable[[], Any]) -> Any:
+    """Return the JSON value of `compute()`, cached for as long as `state` stays the same.
 
-    The answer is kept as `WHAT-DIGEST.json` in the first of the folders that can be written; where none can, `find` is
-    asked every time.
+    The value is stored as `WHAT-DIGEST.json` in the first writable folder. If none is writable, it is recomputed every
+    time.
     """
     name = f"{what}-{digest(state)}.json"
     for folder in folders:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return json.loads((folder / name).read_bytes())["found"]
-    found = find()
+    value = compute()
     for folder in folders:
         with contextlib.suppress(OSError):
-            _keep(folder, name, {"found": found})
-            for former in folder.glob(f"{what}-*.json"):
-                if former.name != name:
-                    former.unlink(missing_ok=True)
+            _write(folder, name, {"found": value})
+            for stale in folder.glob(f"{what}-*.json"):
+                if stale.name != name:
+                    stale.unlink(missing_ok=True)
             break
-    return found
+    return value
 
 
-def _keep(folder: Path, name: str, content: Any) -> None:
+def _write(folder: Path, name: str, content: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"{name}.{uuid.uuid4().hex}"
     try:
@@ -68,13 +68,13 @@ def _keep(folder: Path, name: str, content: Any) -> None:
 
 
 def sync(stream: BinaryIO) -> None:
-    """Make what was written durable."""
+    """Flush a stream and sync it to disk."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
 def publish(source: Path, target: Path) -> None:
-    """Rename a complete folder; where another process was first, its folder, which is the same, stays."""
+    """Rename a complete folder to its final name; if another process was faster, keep its equal folder."""
     sync_entries(source)
     try:
         source.rename(target)
@@ -86,7 +86,7 @@ def publish(source: Path, target: Path) -> None:
 
 
 def sync_entries(folder: Path) -> None:
-    """Make the names in a folder durable, on file systems that can."""
+    """Sync a folder's entries to disk, where the file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

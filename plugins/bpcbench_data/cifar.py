@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their "python version", read without trusting their pickles."""
+"""CIFAR-10 and CIFAR-100 in their "python version", read without running any code from their pickles."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class CIFAR(ConvertedDataset):
     sums: ClassVar[Mapping[str, str]]
     """The official MD5 sum of every file."""
     keys: ClassVar[tuple[str, str]]
-    """What the names of the classes are called in the meta file, and the labels in the others."""
+    """The key of the class names in the meta file, and the key of the labels in the other files."""
     classes: ClassVar[int]
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts from the meta file and the shapes that the others declare."""
+        """Return the facts, from the meta file and the shapes declared in the other files."""
         path = self._path(root, self.meta)
         names = read_pickle(path).get(self.keys[0])
         if not isinstance(names, list) or len(names) != self.classes:
-            raise UserError(f"{path} must name {self.classes} classes, and has {names!r}")
+            raise UserError(f"{path} must name {self.classes} classes, but holds {names!r}")
         return Facts(
             shape=_SHAPE,
             classes=self.classes,
@@ -54,14 +54,16 @@ class CIFAR(ConvertedDataset):
     def _counts(self, root: Path) -> dict[str, int]:
         paths = {split: self.sources(root, split) for split in self.files}
         present = {split: self.state(root, split) for split in paths}
-        return dict(self.learned(root, "counts", present, lambda: {s: _rows(found) for s, found in paths.items()}))
+        return dict(
+            self.learned(root, "counts", present, lambda: {split: _rows(files) for split, files in paths.items()})
+        )
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
-        """Return the files of a split; MissingData names all files that are absent."""
+        """Return the files of a split; MissingData names all missing files."""
         return [self._path(root, name) for name in self.files[split]]
 
     def official(self, root: Path) -> Mapping[Path, Collection[str]]:
-        """Return the MD5 sums that torchvision checks, too."""
+        """Return the official MD5 sums, which torchvision checks as well."""
         return {self._path(root, name): (md5,) for name, md5 in self.sums.items()}
 
     def places(self, root: Path) -> Sequence[Path]:
@@ -73,20 +75,20 @@ class CIFAR(ConvertedDataset):
             missing = [name for name in self.sums if not (folder / name).is_file()]
             raise MissingData(
                 f"data set {self.name} needs {', '.join(missing)}, looked for in {folder}. Unpack {self.archive} in "
-                f"{root}, as torchvision.datasets.{type(self).__name__} does, or let BPCBENCH_DATA (or --data) name "
-                f"the folder that holds {self.folder}"
+                f"{root}, as torchvision.datasets.{type(self).__name__} does, or set BPCBENCH_DATA (or --data) to "
+                f"the folder that contains {self.folder}"
             )
         return folder / name
 
     def chunks(self, root: Path, split: str) -> Iterator[Chunk]:
-        """Yield the content of one file after the other."""
+        """Yield the content of each file in turn."""
         for path in self.sources(root, split):
             content = read_pickle(path)
             images, labels = content.get("data"), content.get(self.keys[1])
             if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
                 raise UserError(f"{path}: `data` is not an array of rows of {_PIXELS} unsigned bytes")
             if not isinstance(labels, list) or not all(type(one) is int and 0 <= one < self.classes for one in labels):
-                raise UserError(f"{path}: `{self.keys[1]}` is not a list of numbers below {self.classes}")
+                raise UserError(f"{path}: `{self.keys[1]}` is not a list of integers from 0 to {self.classes - 1}")
             yield images.reshape(-1, *_SHAPE), np.asarray(labels, np.int64)
 
 
@@ -96,7 +98,7 @@ def _rows(paths: Sequence[Path]) -> int:
 
 @dataclass(frozen=True)
 class CIFAR10(CIFAR):
-    """50,000 + 10,000 colour 32x32 images of 10 classes of things and animals (Krizhevsky, 2009)."""
+    """50,000 + 10,000 colour 32x32 images of 10 classes of vehicles and animals (Krizhevsky, 2009)."""
 
     name: ClassVar[str] = "cifar10"
     folder: ClassVar[str] = "cifar-10-batches-py"

@@ -1,4 +1,4 @@
-"""CIFAR-10-C: the released files where there are some, else the paper's seven corruptions, generated."""
+"""CIFAR-10-C: the released files if present, else the seven corruptions of the VBPC paper, generated."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ TYPES = (
 class CIFAR10C(Dataset):
     """The CIFAR-10 test set, corrupted in up to 19 ways at 5 severities (Hendrycks & Dietterich, 2019).
 
-    Splits are `snow-3` and so on. A type whose released file is below the data root is read from it; the other ones of
-    the VBPC paper's seven are generated from CIFAR-10, as by `corrupted`, and marked `generated`.
+    Splits are named TYPE-SEVERITY, such as `snow-3`. A type is read from its released file if that is below the data
+    root. The rest of the VBPC paper's seven types are generated from CIFAR-10 as `corrupted` does, and are marked
+    `generated`.
     """
 
     name: ClassVar[str] = "cifar10c"
     licence: ClassVar[str] = "CC BY 4.0: D. Hendrycks and T. Dietterich, CIFAR-10-C, 2019, doi:10.5281/zenodo.2535967"
 
-    seed: int = option(0, "seed of the corruptions that are generated")
-    types: list[str] = option([], "types that must be there, to be told of those that are not", key=False)
+    seed: int = option(0, "seed of the generated corruptions")
+    types: list[str] = option([], "required types; a missing one is an error", key=False)
 
     def __post_init__(self) -> None:
         self._generator()
@@ -50,15 +51,15 @@ class CIFAR10C(Dataset):
                 raise ValueError(unknown("type of corruption", kind, TYPES))
 
     def facts(self, root: Path) -> Facts:
-        """Return sizes from the released labels and from CIFAR-10; MissingData if neither is there."""
+        """Return the facts, from the released labels and from CIFAR-10; MissingData if neither is present."""
         files = _released(root)
         try:
             made = self._generator().facts(root)
         except MissingData as error:
             if not files:
                 raise MissingData(
-                    f"data set {self.name} needs the released files, {_LABELS} and one for each type such as snow.npy, "
-                    f"looked for in {root / _FOLDER}; or CIFAR-10, to make {', '.join(CORRUPTIONS)} from it: {error}"
+                    f"data set {self.name} needs the released files, {_LABELS} and one file per type such as snow.npy, "
+                    f"looked for in {root / _FOLDER}; or CIFAR-10, to generate {', '.join(CORRUPTIONS)}: {error}"
                 ) from None
             made = Facts(shape=_SHAPE, classes=_CLASSES, sizes={})
         generated = {split: size for split, size in made.sizes.items() if split.rpartition("-")[0] not in files}
@@ -77,7 +78,7 @@ class CIFAR10C(Dataset):
         )
 
     def fingerprint(self, root: Path, split: str) -> str:
-        """Return the SHA-256 of released images and labels, computed once, or what the generated ones are made from."""
+        """Return the cached SHA-256 of released images and labels, or the digest of a generated split's inputs."""
         kind, severity, path = self._find(root, split)
         if path is None:
             return self._generator().fingerprint(root, split)
@@ -92,9 +93,9 @@ class CIFAR10C(Dataset):
         return self._generator().load(root, split) if path is None else _slice(root, path, severity)
 
     def differs(self, root: Path) -> str:
-        """Return whether the release is a smaller one, or in what the CIFAR-10 it is generated from differs."""
+        """Return how the release, or the CIFAR-10 that replaces it, differs from the official data."""
         if _released(root):
-            return f"{root / _FOLDER / _LABELS} has other than {len(SEVERITIES) * _SIZE:,} labels"
+            return f"{root / _FOLDER / _LABELS} does not have {len(SEVERITIES) * _SIZE:,} labels"
         return self._generator().differs(root)
 
     def places(self, root: Path) -> Sequence[Path]:
@@ -114,15 +115,15 @@ class CIFAR10C(Dataset):
 
 
 def _released(root: Path) -> dict[str, Path]:
-    """Return the released files that are there, by type."""
+    """Return the released files that are present, by type."""
     folder = root / _FOLDER
     files = {kind: folder / f"{kind}.npy" for kind in TYPES}
-    found = {kind: path for kind, path in files.items() if path.is_file()}
-    if found and not (folder / _LABELS).is_file():
+    present = {kind: path for kind, path in files.items() if path.is_file()}
+    if present and not (folder / _LABELS).is_file():
         raise MissingData(
-            f"data set cifar10c: {folder} holds {', '.join(found)}, but not {_LABELS}; place it there, too"
+            f"data set cifar10c: {folder} holds {', '.join(present)}, but not {_LABELS}; place it there as well"
         )
-    return found
+    return present
 
 
 def _notes(generated: Iterable[str]) -> tuple[str, ...]:
@@ -132,23 +133,23 @@ def _notes(generated: Iterable[str]) -> tuple[str, ...]:
 
 
 def _array(path: Path, shape: tuple[int, ...]) -> Array:
-    """Return a memory map of a released file; `shape` is that of its rows."""
+    """Return a memory map of a released file whose rows have the given shape."""
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} cannot be read: {error}. Replace it by a fresh copy.") from None
-    rows = len(found) if found.ndim else 0
-    if found.dtype != np.uint8 or found.shape[1:] != shape or rows == 0 or rows % len(SEVERITIES):
+        raise UserError(f"{path} cannot be read: {error}. Replace it with a fresh copy.") from None
+    rows = len(array) if array.ndim else 0
+    if array.dtype != np.uint8 or array.shape[1:] != shape or rows == 0 or rows % len(SEVERITIES):
         wanted = ", ".join(["5 n", *map(str, shape)])
-        raise UserError(f"{path} holds {found.dtype} {found.shape}, and should hold uint8 ({wanted})")
-    return found
+        raise UserError(f"{path} holds {array.dtype} {array.shape}, but should hold uint8 ({wanted})")
+    return array
 
 
 def _labels(root: Path) -> Array:
     path = root / _FOLDER / _LABELS
     labels = _array(path, ())
     if labels.max() >= _CLASSES:
-        raise UserError(f"{path} holds the label {labels.max()}, and there are {_CLASSES} classes")
+        raise UserError(f"{path} holds the label {labels.max()}, but there are only {_CLASSES} classes")
     return labels
 
 
@@ -162,12 +163,12 @@ def _slice(root: Path, path: Path, severity: int) -> Split:
 
 
 def _digests(root: Path, kind: str, path: Path) -> list[str]:
-    found = []
+    digests = []
     with bar(len(SEVERITIES), f"cifar10c: checksums of {kind}", "split") as progress:
         for severity in SEVERITIES:
             split = _slice(root, path, severity)
             digest = hashlib.sha256(np.ascontiguousarray(split.images).data)
             digest.update(np.ascontiguousarray(split.labels, "<i8").data)
-            found.append(digest.hexdigest())
+            digests.append(digest.hexdigest())
             progress(1)
-    return found
+    return digests

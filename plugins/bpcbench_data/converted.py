@@ -1,8 +1,8 @@
-"""Data sets whose files are converted once to memory-mapped arrays: the first use takes seconds, all others none.
+"""Data sets whose files are converted once to memory-mapped arrays; later uses start at once.
 
-A conversion is a folder `DATASET/SPLIT-IDENTITY` with `images.npy` (uint8, NCHW), `labels.npy` (int64) and `meta.json`;
-`cache.py` says where. The identity is that of the source files (name, size, time of change), so a changed source is
-converted anew. Whether files are the official ones is found out once, too, by their MD5 sums.
+A conversion is a folder `DATASET/SPLIT-IDENTITY` with `images.npy` (uint8, NCHW), `labels.npy` (int64) and `meta.json`,
+in the folder that `cache.py` chooses. The identity is a digest of the source files' names, sizes and modification
+times, so a changed source is converted again. MD5 sums are also checked once and cached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bpcbench_data.cache import digest, places, publish, remembered, state, sync
 _FORMAT = 1
 _IMAGES, _LABELS, _META = "images.npy", "labels.npy", "meta.json"
 _ABANDONED = 24 * 3600
-"""Seconds after which an unfinished conversion is taken for that of a killed process."""
+"""Seconds after which an unfinished conversion counts as abandoned by a killed process."""
 _SLICE = 1 << 20
 
 Chunk = tuple[Array, Array]
@@ -39,30 +39,30 @@ Chunk = tuple[Array, Array]
 
 
 class ConvertedDataset(Dataset):
-    """A data set that says where its files are and how to read them; the rest is done here.
+    """Base of data sets that are converted: a subclass locates its files and reads them.
 
-    Facts must be cheap and must raise MissingData if files are absent; they are official if `not self.differs(root)`.
-    `chunks` must raise UserError for malformed content. A conversion that fails leaves nothing behind.
+    `facts` must be cheap, must raise MissingData if files are missing, and are official if `not self.differs(root)`.
+    `chunks` must raise UserError for invalid content. A failed conversion leaves nothing behind.
     """
 
     @abc.abstractmethod
     def sources(self, root: Path, split: str) -> Sequence[Path]:
-        """Return the files, all of them present, that a split is read from."""
+        """Return the files that a split is read from; all of them exist."""
 
     @abc.abstractmethod
     def chunks(self, root: Path, split: str) -> Iterable[Chunk]:
-        """Read a split from its files, part by part."""
+        """Read a split from its files, chunk by chunk."""
 
     def state(self, root: Path, split: str) -> Any:
-        """Return what changes, as JSON, whenever the sources change; by default their names, sizes and times."""
+        """Return a JSON value that changes with the sources; by default their names, sizes and modification times."""
         return [[path.name, *state(path)] for path in self.sources(root, split)]
 
     def official(self, root: Path) -> Mapping[Path, Collection[str]]:
-        """Return the MD5 sums that each file may have, if those of the official files are published."""
+        """Return the accepted MD5 sums of each file; empty if none are published."""
         return {}
 
     def differs(self, root: Path) -> str:
-        """Return which files have not the official MD5 sum; computed once, and again when a file has changed."""
+        """Name the files whose MD5 sum is not the official one; the result is cached until a file changes."""
         files = self.official(root)
         if not files:
             return ""
@@ -71,9 +71,9 @@ class ConvertedDataset(Dataset):
         named = ", ".join(str(path) for path in files if path.name in wrong)
         return f"the MD5 checksum of {named} is not that of the official file" if named else ""
 
-    def learned(self, root: Path, what: str, state: Any, find: Callable[[], Any]) -> Any:
-        """Return what `find` finds out about the files, as JSON; it is asked once, and again for another `state`."""
-        return remembered(self._folders(root), what, [_FORMAT, self.version, state], find)
+    def learned(self, root: Path, what: str, state: Any, compute: Callable[[], Any]) -> Any:
+        """Return the JSON value of `compute()`, cached for as long as `state` stays the same."""
+        return remembered(self._folders(root), what, [_FORMAT, self.version, state], compute)
 
     def fingerprint(self, root: Path, split: str) -> str:
         """Return the SHA-256 of shape, images and labels, computed when the split is converted."""
@@ -84,7 +84,7 @@ class ConvertedDataset(Dataset):
         return self._converted(root, split)[1]
 
     def _folders(self, root: Path) -> list[Path]:
-        """Return the folders for what is derived, one for each setting of the options: none evicts another."""
+        """Return the cache folders of these options; other options have other folders, so none evicts another."""
         variant = f"-{digest(repr(self))[:8]}" if dataclasses.fields(self) else ""
         return [place / f"{self.name}{variant}" for place in places(root)]
 
@@ -93,15 +93,15 @@ class ConvertedDataset(Dataset):
             return [path.name for path, sums in files.items() if _md5(path, progress) not in sums]
 
     def _converted(self, root: Path, split: str) -> tuple[str, Split]:
-        """Return the fingerprint and the content of the valid conversion, after making it if there is none."""
+        """Return the fingerprint and the content of a valid conversion; convert first if there is none."""
         facts = self.facts(root)
         if split not in facts.sizes:
             raise ValueError(f"data set {self.name}: {unknown('split', split, facts.sizes)}")
         name = f"{split}-{digest([_FORMAT, self.version, self.state(root, split)])}"
         folders = self._folders(root)
         for folder in folders:
-            if (found := _opened(folder / name, facts, split)) is not None:
-                return found
+            if (opened := _opened(folder / name, facts, split)) is not None:
+                return opened
         failures = []
         for folder in folders:
             try:
@@ -109,14 +109,16 @@ class ConvertedDataset(Dataset):
             except OSError as error:
                 failures.append(f"{folder}: {error.strerror or error}")
                 continue
-            if (found := _opened(folder / name, facts, split)) is not None:
-                return found
+            if (opened := _opened(folder / name, facts, split)) is not None:
+                return opened
             failures.append(f"{folder}: what was written could not be read back")
-        raise UserError(f"data set {self.name} cannot be converted, for nothing can be written: {'; '.join(failures)}")
+        raise UserError(
+            f"data set {self.name} cannot be converted because no cache folder can be used: {'; '.join(failures)}"
+        )
 
     def _convert(self, root: Path, split: str, facts: Facts, target: Path) -> None:
-        """Write the conversion beside its final place, then rename it: it is there completely or not at all."""
-        shutil.rmtree(target, ignore_errors=True)  # a damaged one: the caller found none that is valid
+        """Write the conversion to a temporary folder, then rename it, so that it is complete or absent."""
+        shutil.rmtree(target, ignore_errors=True)  # damaged: the caller has already looked for a valid one
         temporary = target.parent / f"tmp-{uuid.uuid4().hex}"
         try:
             temporary.mkdir(parents=True)
@@ -135,16 +137,16 @@ class ConvertedDataset(Dataset):
 
 
 def _md5(path: Path, progress: Callable[[int], object]) -> str:
-    found = hashlib.md5(usedforsecurity=False)  # what the authors of the data sets published
+    checksum = hashlib.md5(usedforsecurity=False)  # the sum that data set authors publish
     with path.open("rb") as stream:
         while part := stream.read(_SLICE):
-            found.update(part)
+            checksum.update(part)
             progress(len(part))
-    return found.hexdigest()
+    return checksum.hexdigest()
 
 
 def _opened(place: Path, facts: Facts, split: str) -> tuple[str, Split] | None:
-    """Return a conversion's fingerprint and content without reading images, or None if it is not what was written."""
+    """Return a conversion's fingerprint and content without reading images, or None if it is invalid."""
     try:
         meta = json.loads((place / _META).read_bytes())
         if any(state(place / name) != known for name, known in meta["files"].items()):
@@ -164,10 +166,10 @@ def _write(
     place: Path, shape: tuple[int, ...], chunks: Iterable[Chunk], where: str, progress: Callable[[int], object]
 ) -> str:
     """Write images and labels in one pass, chunk by chunk, and return their fingerprint."""
-    found = hashlib.sha256(json.dumps(shape).encode())
+    fingerprint = hashlib.sha256(json.dumps(shape).encode())
     labels: list[Array] = []
     rows = 0
-    # Written as a stream: a full disk is then an error, while in a memory map it would be the end of the process.
+    # A stream reports a full disk as an error; a memory map would kill the process.
     with (place / _IMAGES).open("wb") as stream:
         npy.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
         for images, classes in chunks:
@@ -175,23 +177,23 @@ def _write(
                 raise UserError(f"{where}: {len(classes)} labels for {images.dtype} images {images.shape}")
             content = np.ascontiguousarray(images).data
             stream.write(content)
-            found.update(content)
+            fingerprint.update(content)
             labels.append(np.asarray(classes, "<i8"))
             rows += len(classes)
             progress(len(classes))
         sync(stream)
     if rows != shape[0]:
-        raise UserError(f"{where}: its files hold {rows} images and should hold {shape[0]}")
+        raise UserError(f"{where}: its files hold {rows} images but should hold {shape[0]}")
     joined = np.concatenate([*labels, np.empty(0, "<i8")])
     with (place / _LABELS).open("wb") as stream:
         np.save(stream, joined, allow_pickle=False)
         sync(stream)
-    found.update(joined.data)
-    return found.hexdigest()
+    fingerprint.update(joined.data)
+    return fingerprint.hexdigest()
 
 
 def _tidy(target: Path, split: str) -> None:
-    """Remove conversions of former states of the files, and what killed processes left."""
+    """Remove stale conversions and the leftovers of killed processes."""
     limit = time.time() - _ABANDONED
     for path in target.parent.iterdir():
         stale = path.name.rpartition("-")[0] == split and path != target

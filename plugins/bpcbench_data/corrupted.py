@@ -1,4 +1,4 @@
-"""The corrupted test images of any data set, generated at first use and kept beside the conversions."""
+"""The corrupted test images of any data set, generated at first use and cached."""
 
 from __future__ import annotations
 
@@ -25,60 +25,60 @@ SPLITS = tuple(f"{kind}-{severity}" for kind in CORRUPTIONS for severity in SEVE
 
 @dataclass(frozen=True)
 class Corrupted(ConvertedDataset):
-    """The test images of another data set, corrupted in 7 ways at 5 severities: the splits `snow-3` and so on.
+    """The test images of another data set, corrupted in 7 ways at 5 severities; splits are named such as `snow-3`.
 
-    The definitions and the severities, counted in pixels, are those of CIFAR-10-C (Hendrycks & Dietterich, 2019), so on
-    other images they are shifts in its manner and not a published benchmark. A plan needs no image of it: what a split
-    holds follows from the fingerprint of the base's test split, the type, the severity and the seed.
+    The definitions and severities, in pixels, are those of CIFAR-10-C (Hendrycks & Dietterich, 2019). On other images
+    they give shifts of the same kind, but no published benchmark. Planning generates no image: the content of a split
+    is determined by the fingerprint of the base's test split, the type, the severity and the seed.
     """
 
     name: ClassVar[str] = "corrupted"
-    licence: ClassVar[str] = "that of the data set it is made from"
+    licence: ClassVar[str] = "that of the base data set"
 
     base: Dataset = refers("dataset", "digits", "the data set whose test split is corrupted")
-    seed: int = option(0, "seed of the angles and the snow flakes")
+    seed: int = option(0, "seed of the angles and the snowflakes")
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < _LIMIT:
             raise ValueError(f"seed must be at least 0 and below 2^32, got {self.seed}")
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts of the base with the splits of the corruptions instead of its own, marked `generated`."""
-        known = self.base.facts(root)
-        if "test" not in known.sizes:
+        """Return the facts of the base, with one split per corruption and severity, marked `generated`."""
+        facts = self.base.facts(root)
+        if "test" not in facts.sizes:
             raise UserError(f"data set {self.base.name} has no test split to corrupt")
-        if known.shape[0] not in _CHANNELS:
-            raise UserError(f"data set {self.base.name}: images of {known.shape[0]} channels cannot be corrupted")
-        sizes = dict.fromkeys(SPLITS, known.sizes["test"])
+        if facts.shape[0] not in _CHANNELS:
+            raise UserError(f"data set {self.base.name}: images of {facts.shape[0]} channels cannot be corrupted")
+        sizes = dict.fromkeys(SPLITS, facts.sizes["test"])
         return Facts(
-            shape=known.shape,
-            classes=known.classes,
+            shape=facts.shape,
+            classes=facts.classes,
             sizes=sizes,
-            class_names=known.class_names,
-            official=known.official,
-            notes=(*known.notes, GENERATED),
+            class_names=facts.class_names,
+            official=facts.official,
+            notes=(*facts.notes, GENERATED),
         )
 
     def fingerprint(self, root: Path, split: str) -> str:
-        """Return a digest of what the split is made from; nothing is generated."""
+        """Return a digest of the split's inputs; nothing is generated."""
         if split not in SPLITS:
             raise ValueError(f"data set {self.name}: {unknown('split', split, SPLITS)}")
         return hashlib.sha256(json.dumps(self.state(root, split)).encode()).hexdigest()
 
     def differs(self, root: Path) -> str:
-        """Return in what the base differs from the official data."""
+        """Return how the base differs from the official data."""
         return self.base.differs(root)
 
     def places(self, root: Path) -> Sequence[Path]:
-        """Return those of the base."""
+        """Return the places of the base."""
         return self.base.places(root)
 
     def state(self, root: Path, split: str) -> list[str | int]:
-        """Return all that determines a split."""
+        """Return everything that determines a split."""
         return [VERSION, self.base.fingerprint(root, "test"), split, self.seed]
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
-        """Return no file: the base has its own way to its images."""
+        """Return no files: the base loads its own images."""
         return ()
 
     def chunks(self, root: Path, split: str) -> Iterator[Chunk]:
@@ -93,7 +93,7 @@ class Corrupted(ConvertedDataset):
             start += len(images)
 
     def load(self, root: Path, split: str) -> Split:
-        """Return a split as a memory map; one process generates it while others that want the same one wait."""
+        """Return a split as a memory map; one process generates it while others that need it wait."""
         place = SPLITS.index(split) if split in SPLITS else 0
         with _turn(self._folders(root), place):
             return super().load(root, split)
@@ -101,9 +101,9 @@ class Corrupted(ConvertedDataset):
 
 @contextlib.contextmanager
 def _turn(folders: Sequence[Path], place: int) -> Iterator[None]:
-    """Hold the lock of one split, a byte of the file `lock`; go on without where there is no place for it.
+    """Hold the lock of one split, which is one byte of the file `lock`; go on without it if no folder is writable.
 
-    It spares work and no more: without it several may generate a split, and the first that is complete stays.
+    The lock only saves work. Without it several processes may generate a split, and the first complete one is kept.
     """
     with contextlib.ExitStack() as stack:
         for folder in folders:

@@ -1,4 +1,4 @@
-"""The motion blur of ImageMagick, for many images with an angle each."""
+"""ImageMagick's motion blur for a batch of images, each with its own angle."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from bpcbench.records import Array
 
 
 def motion_kernel(radius: float, sigma: float) -> Array:
-    """Return the weights along the motion, 2 ceil(radius) + 1 of them: one side of a Gaussian, which sums to one."""
+    """Return the 2 ceil(radius) + 1 weights along the motion: half a Gaussian, normalised to sum to one."""
     along = np.arange(2 * int(np.ceil(radius)) + 1)
     weights = np.exp(-(along**2) / (2 * sigma**2))
     return weights / weights.sum()
 
 
 def motion_offsets(taps: int, angles: Array) -> tuple[Array, Array]:
-    """Return how far down and how far right each weight looks, in whole pixels, (taps, angles); angles in degrees."""
+    """Return the offsets of each weight, down and right, in whole pixels, (taps, angles); angles are in degrees."""
     radians = np.deg2rad(angles)
     along = np.arange(taps)[:, None]
     down, right = (np.ceil(along * part - 0.5).astype(int) for part in (np.sin(radians), np.cos(radians)))
@@ -25,10 +25,10 @@ def motion_offsets(taps: int, angles: Array) -> tuple[Array, Array]:
 def motion_blur(images: Array, radius: float, sigma: float, angles: Array) -> Array:
     """Return uint8 images (n, c, h, w), each blurred along its angle: sum_i w_i x[y + down_i, x + right_i], rounded.
 
-    Beyond the border is the border's pixel. Angles are in degrees, clockwise from the right since y points down.
+    The border is extended by its own pixels. Angles are in degrees, clockwise from the right since y points down.
     """
     kernel = motion_kernel(radius, sigma)
-    # Images in the order of their angles: those that a weight moves alike then are neighbours, and need no index.
+    # Sorted by angle, images that a weight moves by the same offset are neighbours and can be sliced.
     order = np.argsort(angles, kind="stable")
     down, right = motion_offsets(len(kernel), np.asarray(angles)[order])
     reach = len(kernel)

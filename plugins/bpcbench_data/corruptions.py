@@ -1,9 +1,9 @@
 """The seven image corruptions of the VBPC paper, at the severities of CIFAR-10-C (Hendrycks & Dietterich, 2019).
 
-Every function takes uint8 images (n, channels, height, width), of one channel or three, the parameters of a severity
-and the random draws, and returns uint8 images. Each follows the steps of the published definition, on all images of a
-batch at once. Where that definition ends with a cast of floats to bytes, fractions are cut off, not rounded.
-docs/corruptions.md gives the definitions in words, and where ImageMagick's arithmetic is not reproduced.
+Every function takes uint8 images (n, channels, height, width) with one or three channels, the parameters of a severity
+and the random draws, and returns uint8 images. Each follows the published definition step by step, on a whole batch at
+once. Where the definition casts floats to bytes, fractions are truncated, not rounded. docs/corruptions.md gives the
+definitions in words and lists where ImageMagick's arithmetic is not reproduced.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from bpcbench.records import Array
 from bpcbench_data.corruption_motion import motion_blur
 
 VERSION = 1
-"""To be raised whenever the same seed would give other images."""
+"""Increase it whenever the same seed would give other images."""
 SEVERITIES = (1, 2, 3, 4, 5)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 _CHUNK_VALUES = 1_000_000
-"""How many pixel values are worked on at a time: they fit in a processor's cache, widened to floats, but for a few."""
+"""Pixel values per chunk: as floats they nearly fit in a processor's cache."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of one split, in the order of its images: the streams that NumPy promises never to change."""
+    """The random streams of one split, in image order; NumPy guarantees that RandomState streams never change."""
 
     angles: np.random.RandomState
     layers: np.random.RandomState
 
 
 def draws(seed: int, kind: str, severity: int) -> Draws:
-    """Return fresh random streams, different ones for each type and severity."""
+    """Return fresh random streams, which differ by type and severity."""
     words = [seed, list(CORRUPTIONS).index(kind), severity]
     return Draws(np.random.RandomState([*words, 0]), np.random.RandomState([*words, 1]))
 
 
 def corrupted(images: Array, kind: str, severity: int, seed: int = 0) -> Iterator[Array]:
-    """Yield the corrupted images in order, some at a time. What becomes of an image depends on those before it only.
+    """Yield the corrupted images in order, in chunks. The result for an image depends only on the images up to it.
 
     Raise ValueError for an unknown type or severity, and for images of neither one nor three channels.
     """
@@ -57,12 +57,12 @@ def corrupted(images: Array, kind: str, severity: int, seed: int = 0) -> Iterato
     random = draws(seed, kind, severity)
     size = max(1, _CHUNK_VALUES // int(np.prod(images.shape[1:])))
     for start in range(0, len(images), size):
-        # Copied: a memory map would be read from disk again at every step.
+        # A copy, because a memory map would be read from disk again at every step.
         yield apply(np.array(images[start : start + size]), parameters[severity - 1], random)
 
 
 def gaussian_blur(images: Array, sigma: float, random: Draws) -> Array:
-    """Blur each channel by a Gaussian cut off at 4 sigma; beyond the border is the border's pixel."""
+    """Blur each channel by a Gaussian truncated at 4 sigma; the border is extended by its own pixels."""
     from scipy.ndimage import gaussian_filter
 
     blurred = gaussian_filter(images / 255.0, (0, 0, sigma, sigma), mode="nearest", truncate=4.0)
@@ -70,7 +70,7 @@ def gaussian_blur(images: Array, sigma: float, random: Draws) -> Array:
 
 
 def jpeg_compression(images: Array, quality: int, random: Draws) -> Array:
-    """Write each image as a JPEG file of that quality, colours at half resolution, and read it back."""
+    """Encode each image as JPEG of the given quality, with chroma subsampling, and decode it again."""
     from PIL import Image
 
     result = np.empty_like(images)
@@ -83,14 +83,14 @@ def jpeg_compression(images: Array, quality: int, random: Draws) -> Array:
 
 
 def pixelate(images: Array, share: float, random: Draws) -> Array:
-    """Shrink to `share` of the size by averaging whole pixels, and enlarge again by repeating them."""
+    """Shrink to `share` of the size with a box filter, and enlarge back by repeating pixels."""
     height, width = images.shape[2:]
     small = _box_resize(images, max(1, int(height * share)), max(1, int(width * share)))
     return _box_resize(small, height, width)
 
 
 def _box_resize(images: Array, height: int, width: int) -> Array:
-    """Average the pixels whose centres lie in a new pixel, as Pillow does: rows first, rounded to bytes in between."""
+    """Average the pixels whose centres lie in a new pixel as Pillow does: rows first, rounded to bytes in between."""
     across, down = (_box_windows(*sizes) for sizes in ((images.shape[3], width), (images.shape[2], height)))
     rows = images.reshape(-1, images.shape[3]).astype(np.float32) @ across.T
     rows = np.floor(rows / across.sum(1) + np.float32(0.5)).reshape(-1, images.shape[2], width)
@@ -100,10 +100,10 @@ def _box_resize(images: Array, height: int, width: int) -> Array:
 
 @functools.lru_cache(maxsize=128)
 def _box_windows(size: int, wanted: int) -> Array:
-    """Return which of `size` pixels are averaged for each of the wanted ones: 0 and 1, (wanted, size)."""
+    """Return a 0/1 matrix (wanted, size): the pixels that are averaged for each new pixel."""
     step = size / wanted
     reach = max(step, 1.0)
-    # Written as in Pillow, so that an edge in the middle of a pixel is rounded to the same side.
+    # The arithmetic is Pillow's, so that an edge in the middle of a pixel is rounded to the same side.
     middle = ((np.arange(wanted) + 0.5) * step)[:, None]
     pixels = np.arange(size)
     inside = (pixels >= (middle - 0.5 * reach + 0.5).astype(int)) & (pixels < (middle + 0.5 * reach + 0.5).astype(int))
@@ -112,7 +112,7 @@ def _box_windows(size: int, wanted: int) -> Array:
 
 
 def defocus_blur(images: Array, lens: tuple[float, float], random: Draws) -> Array:
-    """Correlate each channel with a disk of that radius, smoothed by a 3x3 Gaussian; the border mirrors."""
+    """Correlate each channel with a disk smoothed by a 3x3 Gaussian; the border is reflected."""
     kernel = disk(*lens)
     reach = len(kernel) // 2
     wide = np.pad(images / 255.0, ((0, 0), (0, 0), (reach, reach), (reach, reach)), "reflect")
@@ -125,10 +125,10 @@ def defocus_blur(images: Array, lens: tuple[float, float], random: Draws) -> Arr
 
 
 def disk(radius: float, smoothing: float) -> Array:
-    """Return the kernel: a disk that sums to one, smoothed by a 3x3 Gaussian of that sigma, in float32."""
+    """Return the float32 kernel: a disk that sums to one, smoothed by a 3x3 Gaussian of sigma `smoothing`."""
     from scipy.ndimage import correlate
 
-    # One more than the radius, for the smoothing; the definition's kernel of 17x17 is 0 further out.
+    # One pixel beyond the radius for the smoothing; the definition's 17x17 kernel is 0 further out.
     across = np.arange(-np.ceil(radius) - 1, np.ceil(radius) + 2)
     flat = (across[:, None] ** 2 + across**2 <= radius**2).astype(np.float32)
     bell = np.exp(-np.array([1.0, 0.0, 1.0]) / (2 * smoothing**2))
@@ -138,7 +138,7 @@ def disk(radius: float, smoothing: float) -> Array:
 
 def zoom_blur(images: Array, largest: float, random: Draws) -> Array:
     """Average the image with its enlargements by 1, 1.01, 1.02, ... up to but not including `largest`."""
-    # As the definition writes it: whether the end is included is up to the rounding of arange.
+    # As in the definition, where the rounding of arange decides whether the end is included.
     factors = np.arange(1, largest, 0.01)
     scaled = images.astype(np.float32) / np.float32(255)
     total = scaled.copy()
@@ -148,7 +148,7 @@ def zoom_blur(images: Array, largest: float, random: Draws) -> Array:
 
 
 def clipped_zoom(images: Array, factor: float) -> Array:
-    """Enlarge the middle of images by linear interpolation, and cut off what is then too much, in their own type."""
+    """Enlarge the centre of images by linear interpolation and crop to the original size; the dtype is kept."""
     height, width = images.shape[-2:]
     down, across = (_zoom_matrix(size, factor).astype(images.dtype) for size in (height, width))
     # The rows of all images at once, then one small product per image.
@@ -158,7 +158,7 @@ def clipped_zoom(images: Array, factor: float) -> Array:
 
 @functools.lru_cache(maxsize=128)
 def _zoom_matrix(size: int, factor: float) -> Array:
-    """Return what `clipped_zoom` does along one side, as a matrix: interpolation of a line is linear in its pixels."""
+    """Return `clipped_zoom` along one side as a matrix: interpolation is linear in the pixels."""
     from scipy.ndimage import zoom
 
     kept = int(np.ceil(size / factor))
@@ -169,14 +169,14 @@ def _zoom_matrix(size: int, factor: float) -> Array:
 
 
 def motion_blur_at_random_angle(images: Array, brush: tuple[float, float], random: Draws) -> Array:
-    """Blur by a motion along an angle between -45 and 45 degrees."""
+    """Apply motion blur at a random angle between -45 and 45 degrees."""
     return motion_blur(images, *brush, random.angles.uniform(-45, 45, len(images)))
 
 
 def snow(images: Array, weather: tuple[float, ...], random: Draws) -> Array:
-    """Whiten the image and add a layer of flakes in motion, and the same layer turned by 180 degrees.
+    """Whiten the image, then add a layer of moving flakes and the same layer rotated by 180 degrees.
 
-    The layer is Gaussian noise, enlarged, with all below a threshold set to 0, then blurred by a motion downwards.
+    The layer is enlarged Gaussian noise, set to 0 below a threshold, then motion-blurred downwards.
     """
     mean, std, enlarged, threshold, radius, sigma, kept = weather
     layer = snow_layer(images.shape, (mean, std, enlarged, threshold), random)
@@ -189,7 +189,7 @@ def snow(images: Array, weather: tuple[float, ...], random: Draws) -> Array:
 
 
 def snow_layer(shape: Sequence[int], flakes: tuple[float, ...], random: Draws) -> Array:
-    """Return the flakes before they move, (n, 1, height, width) in bytes; most of it is 0."""
+    """Return the flakes before the motion blur, uint8 (n, 1, height, width); most pixels are 0."""
     mean, std, enlarged, threshold = flakes
     noise = random.layers.normal(mean, std, (shape[0], 1, *shape[2:]))
     layer = clipped_zoom(noise, enlarged)
@@ -197,7 +197,7 @@ def snow_layer(shape: Sequence[int], flakes: tuple[float, ...], random: Draws) -
 
 
 def _bytes(images: Array) -> Array:
-    """Return floats, of which 0 is black and 1 white, as bytes: clipped, then cut off."""
+    """Return floats in [0, 1] as bytes: clipped, scaled and truncated."""
     return (np.clip(images, 0.0, 1.0) * images.dtype.type(255)).astype(np.uint8)
 
 

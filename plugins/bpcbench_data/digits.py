@@ -1,4 +1,4 @@
-"""The 8x8 handwritten digits that every scikit-learn installation carries: real data without a download."""
+"""The 8x8 handwritten digits that come with every scikit-learn installation: real data without a download."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SPLIT_SEED = 20240601
 
 @dataclass(frozen=True)
 class Digits(Dataset):
-    """1797 grey 8x8 images of handwritten digits, split 1437 / 360 with equal class shares (Alpaydin & Kaynak, 1998).
+    """1797 grey 8x8 images of handwritten digits, split 1437 / 360, stratified by class (Alpaydin & Kaynak, 1998).
 
-    Values 0 ... 16 are stored as round(x * 255 / 16). The split is this plugin's own, fixed and stratified.
+    Values 0 ... 16 are stored as round(x * 255 / 16). The split is fixed and specific to this plugin.
     """
 
     name: ClassVar[str] = "digits"
@@ -34,12 +34,12 @@ class Digits(Dataset):
     )
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts, which are fixed; MissingData without scikit-learn's file."""
+        """Return the facts, which are fixed; MissingData if scikit-learn's file is missing."""
         _file()
         return Facts(shape=(1, 8, 8), classes=10, sizes=_SIZES, class_names=tuple("0123456789"))
 
     def places(self, root: Path) -> Sequence[Path]:
-        """Return scikit-learn's file, which does not lie below the data root."""
+        """Return scikit-learn's file, which is outside the data root."""
         return [_file()]
 
     def fingerprint(self, root: Path, split: str) -> str:
@@ -49,7 +49,7 @@ class Digits(Dataset):
     def load(self, root: Path, split: str) -> Split:
         """Return `train` or `test`, in the order of scikit-learn's file."""
         images, labels = _arrays(_known(split))
-        # Copies, so that a caller who writes into them does not change what the next one gets.
+        # Copies, so that a caller who writes into them does not corrupt the cache.
         return Split(images.copy(), labels.copy())
 
 
@@ -60,7 +60,8 @@ def _known(split: str) -> str:
 
 
 def _file() -> Path:
-    """Return scikit-learn's file without importing scikit-learn, which takes seconds (importlib.resources would)."""
+    """Return scikit-learn's file without importing scikit-learn, which takes seconds."""
+    # importlib.resources would import the package.
     spec = importlib.util.find_spec("sklearn")
     for place in (spec and spec.submodule_search_locations) or ():
         path = Path(place) / "datasets" / "data" / "digits.csv.gz"
@@ -77,13 +78,13 @@ def _table() -> Array:
 
 
 def _test_rows(labels: Array) -> Array:
-    """Return the rows of the test split: class shares by largest remainder, rows by a fixed shuffle, sorted."""
+    """Return the sorted rows of the test split: class shares by largest remainder, rows by a fixed shuffle."""
     counts = np.bincount(labels)
     quotas = counts * _SIZES["test"]
     shares, remainders = np.divmod(quotas, len(labels))
     rest = _SIZES["test"] - shares.sum()
     shares[np.argsort(-remainders, kind="stable")[:rest]] += 1
-    # Raw words of a bit generator: the one random stream that NumPy promises never to change.
+    # NumPy guarantees that the raw words of a bit generator never change.
     order = np.argsort(np.random.PCG64(_SPLIT_SEED).random_raw(len(labels)), kind="stable")
     chosen = [order[labels[order] == label][:share] for label, share in enumerate(shares)]
     return np.sort(np.concatenate(chosen))

@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its relatives, plain or gzipped; only unsigned bytes, and nothing is trusted.
+"""The idx format of MNIST and its relatives, plain or gzipped: unsigned bytes only, every header checked.
 
 A file is two zero bytes, the type (8: unsigned byte), the number of dimensions, the dimensions as big-endian 32-bit
 numbers, and the bytes in C order (http://yann.lecun.com/exdb/mnist).
@@ -22,11 +22,11 @@ from bpcbench.records import Array
 
 _UNSIGNED_BYTE = 8
 _DEFLATE_LIMIT = 1032
-"""DEFLATE shrinks nothing by more than this factor: a bound on what a gzipped file can hold."""
+"""The largest compression factor of DEFLATE, which bounds the content of a gzipped file."""
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return the plain file if it is there, else the gzipped one, else None."""
+    """Return the plain file if it exists, else the gzipped one, else None."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -34,24 +34,24 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def shape(path: Path) -> tuple[int, ...]:
-    """Return the dimensions that the file declares, reading nothing but its header; UserError if it is no idx file."""
+    """Return the dimensions declared in the header; UserError if this is not an idx file."""
     with _opened(path) as stream:
         return _header(path, stream)
 
 
 def read(path: Path) -> Array:
-    """Return the whole content as uint8; UserError unless it is exactly as long as its header says."""
+    """Return the whole content as uint8; UserError if its length differs from the header."""
     with _opened(path) as stream:
         dimensions = _header(path, stream)
         wanted = math.prod(dimensions)
         factor = _DEFLATE_LIMIT if _gzipped(path) else 1
         if wanted > factor * path.stat().st_size:
-            raise _damaged(path, f"its header promises {wanted} bytes, more than there can be: it is truncated")
-        # One byte more than wanted shows what is too long, and makes gzip reach its checksum.
+            raise _damaged(path, f"its header promises {wanted} bytes, more than the file can hold: it is truncated")
+        # One extra byte detects files that are too long, and makes gzip verify its checksum.
         content = stream.read(wanted + 1)
     if len(content) != wanted:
         length = f"{len(content)}" if len(content) < wanted else "more"
-        raise _damaged(path, f"its header promises {wanted} bytes, and it holds {length}")
+        raise _damaged(path, f"its header promises {wanted} bytes, but it holds {length}")
     return np.frombuffer(content, np.uint8).reshape(dimensions)
 
 
@@ -61,7 +61,7 @@ def _gzipped(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, and turn whatever goes wrong while it is read into a UserError."""
+    """Open a file, and turn read errors into UserError."""
     try:
         with cast(BinaryIO, gzip.open(path)) if _gzipped(path) else path.open("rb") as stream:
             yield stream
@@ -72,7 +72,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 def _header(path: Path, stream: BinaryIO) -> tuple[int, ...]:
     start = stream.read(4)
     if len(start) < 4 or start[:3] != bytes([0, 0, _UNSIGNED_BYTE]) or start[3] == 0:
-        raise _damaged(path, f"it begins with {start.hex() or 'nothing'}, which is no idx file of unsigned bytes")
+        raise _damaged(path, f"it begins with {start.hex() or 'nothing'}, which is no idx header for unsigned bytes")
     dimensions = stream.read(4 * start[3])
     if len(dimensions) < 4 * start[3]:
         raise _damaged(path, "it ends within its header")
@@ -80,4 +80,4 @@ def _header(path: Path, stream: BinaryIO) -> tuple[int, ...]:
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    return UserError(f"{path} cannot be read: {why}. Replace it by a fresh copy.")
+    return UserError(f"{path} cannot be read: {why}. Replace it with a fresh copy.")

@@ -1,4 +1,4 @@
-"""A user's own pictures: one folder per class."""
+"""A user's own pictures, with one folder per class."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _TESTS = (_TEST, "val")
 
 @dataclass(frozen=True)
 class ImageFolder(PictureDataset):
-    """Your own pictures in one folder per class, or in `train` and `test` (or `val`) with such folders.
+    """Your own pictures, with one folder per class, optionally below `train` and `test` (or `val`).
 
-    Where there is no `test` and no `val`, every class gives `test_fraction` of its pictures, drawn with `seed`. The
-    shorter side is scaled to `size` (bilinear, antialiased), the centre square cut out, and the colours converted.
+    Without `test` or `val`, the test split is `test_fraction` of every class, drawn with `seed`. The shorter side is
+    scaled to `size` (bilinear, antialiased), the centre square is cut out, and the colours are converted.
     """
 
     name: ClassVar[str] = "folder"
     licence: ClassVar[str] = "that of your pictures"
-    path: str = option("", "the folder, absolute or below the data root", key=False)
+    path: str = option("", "the folder, absolute or relative to the data root", key=False)
     size: int = option(32, "width and height in pixels")
     grey: bool = option(False, "one channel instead of three")
-    test_fraction: float = option(0.2, "share of every class to test on, where the folder has no test part")
-    seed: int = option(0, "of the draw of the test part")
+    test_fraction: float = option(0.2, "share of every class to test on, if the folder has no test part")
+    seed: int = option(0, "seed of the test part's draw")
 
     def __post_init__(self) -> None:
         if not 4 <= self.size <= 1024:
@@ -46,7 +46,7 @@ class ImageFolder(PictureDataset):
             raise ValueError(f"seed must not be negative, got {self.seed}")
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts from the names of the files; classes are the sorted names of their folders."""
+        """Return the facts, from the file names; classes are the sorted folder names."""
         parts = _parts(self._tree(root))
         names = tuple(parts[_TRAIN])
         sizes = self.learned(root, "sizes", self.state(root, _TRAIN), lambda: self._sizes(root))
@@ -64,16 +64,16 @@ class ImageFolder(PictureDataset):
         return [root / Path(self.path).expanduser()] if self.path else []
 
     def state(self, root: Path, split: str) -> Any:
-        # Of all files for every split: which of them belong to it depends on the others.
+        # The state of all files, because which of them belong to a split depends on the others.
         return self._tree(root).state
 
     def listed(self, root: Path, split: str) -> tuple[Sequence[str], Sequence[int]]:
         """List the pictures class by class."""
-        found = self._tree(root)
-        parts = _parts(found)
+        pictures = self._tree(root)
+        parts = _parts(pictures)
         numbers = {name: number for number, name in enumerate(parts[_TRAIN])}
         chosen = parts.get(split, parts[_TRAIN])
-        pairs = [(f"{found.folder}/{file}", numbers[name]) for name, files in chosen.items() for file in files]
+        pairs = [(f"{pictures.folder}/{file}", numbers[name]) for name, files in chosen.items() for file in files]
         if _TEST not in parts:
             labels = np.asarray([label for _, label in pairs], np.int64)
             kept, held = stratified_holdout(labels, self.test_fraction, self.seed)
@@ -88,44 +88,44 @@ class ImageFolder(PictureDataset):
             raise MissingData(f"data set {self.name} needs its option `path`: a folder with one folder per class")
         (path,) = self.places(root)
         if not path.is_dir():
-            raise MissingData(f"data set {self.name}: there is no folder {path}; its option `path` names it")
+            raise MissingData(f"data set {self.name}: the folder {path} of its option `path` does not exist")
         return tree(path)
 
     def _sizes(self, root: Path) -> dict[str, int]:
-        found = {split: self.listed(root, split)[1] for split in (_TRAIN, _TEST)}
-        trained = set(found[_TRAIN])
+        labels = {split: self.listed(root, split)[1] for split in (_TRAIN, _TEST)}
+        trained = set(labels[_TRAIN])
         for number, name in enumerate(_parts(self._tree(root))[_TRAIN]):
             if number not in trained:
                 raise UserError(f"class {name} has no picture left to train on: lower test_fraction or add pictures")
-        return {split: len(labels) for split, labels in found.items()}
+        return {split: len(mine) for split, mine in labels.items()}
 
 
 @lru_cache(maxsize=4)
-def _parts(found: Tree) -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """Return the files of each class, of `train` and, if the folder has such a part, of `test`."""
-    top = found.folders_in("")
+def _parts(pictures: Tree) -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """Return the files of each class, for `train` and, if the folder has one, for `test`."""
+    top = pictures.folders_in("")
     test = next((name for name in _TESTS if name in top), None)
     if _TRAIN not in top:
         if test is not None:
-            raise UserError(f"{found.folder} has a folder {test}, but no folder {_TRAIN}")
-        return {_TRAIN: _classes(found, "")}
-    parts = {_TRAIN: _classes(found, f"{_TRAIN}/")}
+            raise UserError(f"{pictures.folder} has a folder {test} but no folder {_TRAIN}")
+        return {_TRAIN: _classes(pictures, "")}
+    parts = {_TRAIN: _classes(pictures, f"{_TRAIN}/")}
     if test is not None:
-        parts[_TEST] = _classes(found, f"{test}/", parts[_TRAIN])
+        parts[_TEST] = _classes(pictures, f"{test}/", parts[_TRAIN])
     return parts
 
 
-def _classes(found: Tree, below: str, known: Mapping[str, object] | None = None) -> dict[str, list[str]]:
-    """Return the pictures of each class folder; UserError unless there are two classes, none of them empty."""
-    names = found.folders_in(below)
-    where = Path(found.folder) / below
+def _classes(pictures: Tree, below: str, known: Mapping[str, object] | None = None) -> dict[str, list[str]]:
+    """Return the pictures of each class folder; UserError for fewer than two classes or an empty one."""
+    names = pictures.folders_in(below)
+    where = Path(pictures.folder) / below
     if known is not None:
-        if strange := [name for name in names if name not in known]:
-            raise UserError(f"{where} has the classes {', '.join(strange)}, which {_TRAIN} has not")
+        if extra := [name for name in names if name not in known]:
+            raise UserError(f"{where} has the classes {', '.join(extra)}, which {_TRAIN} does not have")
     elif len(names) < 2:
-        raise UserError(f"{where} must have at least two folders, one for each class, and has {len(names)}")
+        raise UserError(f"{where} must have at least two folders, one per class, but has {len(names)}")
     files: dict[str, list[str]] = {name: [] for name in names}
-    for path, *_ in found.files:
+    for path, *_ in pictures.files:
         name, inside, _ = path.removeprefix(below).partition("/")
         if path.startswith(below) and inside and name in files:
             files[name].append(path)

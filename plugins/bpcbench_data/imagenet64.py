@@ -29,8 +29,8 @@ _CHUNK = 4096
 class ImageNet64(ConvertedDataset):
     """1,281,167 + 50,000 colour 64x64 images of 1000 classes (Chrabaszcz, Loshchilov & Hutter, 2017).
 
-    Labels 1 ... 1000 of the files become 0 ... 999; the test split is `val_data`. The files are read one after the
-    other, so that a pickle needs 1.6 GB of memory and an .npz file none to speak of; converted, they take 16 GB.
+    Labels 1 ... 1000 of the files become 0 ... 999; the test split is `val_data`. Files are read one at a time: a
+    pickle needs 1.6 GB of memory, an .npz file hardly any. The conversion takes 16 GB on disk.
     """
 
     name: ClassVar[str] = "imagenet64"
@@ -40,13 +40,13 @@ class ImageNet64(ConvertedDataset):
     )
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts from the shapes that the files declare; images are counted once."""
+        """Return the facts, from the shapes declared in the files; the counts are cached."""
         present = [self.state(root, split) for split in _FILES]
-        found = self.learned(root, "counts", present, lambda: {s: self._count(root, s) for s in _FILES})
-        return Facts(shape=_SHAPE, classes=_CLASSES, sizes=dict(found), class_names=(), official=found == _SIZES)
+        counts = self.learned(root, "counts", present, lambda: {s: self._count(root, s) for s in _FILES})
+        return Facts(shape=_SHAPE, classes=_CLASSES, sizes=dict(counts), class_names=(), official=counts == _SIZES)
 
     def differs(self, root: Path) -> str:
-        """Say which split has not the official number of images: checksums are published for archives only."""
+        """Name the splits that do not have the official size; checksums are published for archives only."""
         sizes = self.facts(root).sizes
         wrong = [
             f"{', '.join(map(str, self.sources(root, split)))} hold {sizes[split]:,} images, not {size:,}"
@@ -56,18 +56,18 @@ class ImageNet64(ConvertedDataset):
         return "; ".join(wrong)
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
-        """Return the files of a split; MissingData names all files that are absent."""
-        found = {name: _find(root, name) for names in _FILES.values() for name in names}
-        missing = [name for name, path in found.items() if path is None]
+        """Return the files of a split; MissingData names the missing files."""
+        paths = {name: _find(root, name) for names in _FILES.values() for name in names}
+        missing = [name for name, path in paths.items() if path is None]
         if missing:
             names = ", ".join(missing[:3]) + ", ..." * (len(missing) > 3)
             raise MissingData(
                 f"data set {self.name} needs {names} (pickles, or .npz), looked for in "
                 f"{root / _FOLDERS[0]}. Register at https://image-net.org/download-images, get the downsampled images "
-                f"of 64x64 pixels and unpack them there, or let BPCBENCH_DATA (or --data) name the folder that holds "
+                f"of 64x64 pixels and unpack them there, or set BPCBENCH_DATA (or --data) to the folder that contains "
                 f"{_FOLDERS[0]}"
             )
-        return [path for name in _FILES[split] if (path := found[name]) is not None]
+        return [path for name in _FILES[split] if (path := paths[name]) is not None]
 
     def places(self, root: Path) -> Sequence[Path]:
         return [root / _FOLDERS[0]]
@@ -93,7 +93,7 @@ def _from_pickle(path: Path) -> Iterator[Chunk]:
     if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
         raise UserError(f"{path}: `data` is not an array of rows of {_PIXELS} unsigned bytes")
     if not isinstance(labels, list) or not all(type(one) is int for one in labels):
-        raise UserError(f"{path}: `labels` is not a list of whole numbers")
+        raise UserError(f"{path}: `labels` is not a list of integers")
     classes = _checked(path, np.asarray(labels, np.int64), len(images))
     for start in range(0, len(images), _CHUNK):
         yield images[start : start + _CHUNK].reshape(-1, *_SHAPE), classes[start : start + _CHUNK]
@@ -126,7 +126,7 @@ def _rows_of_npz(path: Path) -> int:
 
 
 def _header(stream: IO[bytes]) -> int:
-    """Read the header of an array and return its number of rows; ValueError unless they are images."""
+    """Read an array's header and return its number of rows; ValueError if the rows are not images."""
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, kind = read(stream)
@@ -136,13 +136,13 @@ def _header(stream: IO[bytes]) -> int:
 
 
 def _checked(path: Path, labels: Array, rows: int) -> Array:
-    """Return labels from 0 on; UserError if they are not one number from 1 to 1000 for each row."""
+    """Return labels that start at 0; UserError unless there is one label from 1 to 1000 per row."""
     if labels.shape != (rows,) or labels.dtype.kind not in "ui":
-        raise UserError(f"{path}: `labels` is {labels.dtype} {labels.shape}, and there are {rows} images")
+        raise UserError(f"{path}: `labels` is {labels.dtype} {labels.shape}, but there are {rows} images")
     if rows and not 1 <= labels.min() <= labels.max() <= _CLASSES:
         raise UserError(f"{path}: labels run from {labels.min()} to {labels.max()}, not within 1 ... {_CLASSES}")
     return labels.astype(np.int64) - 1
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} cannot be read: {error}. Replace it by a fresh copy.")
+    return UserError(f"{path} cannot be read: {error}. Replace it with a fresh copy.")

@@ -1,4 +1,4 @@
-"""Imagewoof: ten breeds of dogs out of ImageNet, in folders `train` and `val`."""
+"""Imagewoof: ten dog breeds of ImageNet, in folders `train` and `val`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from bpcbench.api import option
 from bpcbench.errors import MissingData
 from bpcbench.records import Array, Download, Facts
-from bpcbench_data.pictures import PictureDataset, changed, decode, found_below
+from bpcbench_data.pictures import PictureDataset, changed, decode, pictures_below
 
 _FOLDERS = ("imagewoof2", "imagewoof2-320", "imagewoof2-160", "imagewoof")
 _PARTS = {"train": "train", "test": "val"}
@@ -31,10 +31,10 @@ _BREEDS = {
 
 @dataclass(frozen=True)
 class Imagewoof(PictureDataset):
-    """9,025 + 3,929 colour images of 10 breeds of dogs (Howard, 2019, second version); the test split is `val`.
+    """9,025 + 3,929 colour images of 10 dog breeds (Howard, 2019, second version); the test split is `val`.
 
-    Pictures come in many sizes: the shorter side is scaled to `size` (bilinear, antialiased) and the centre square cut
-    out. Full-size pictures and those of 320 or 160 pixels are read; the first of these that is there is taken.
+    Pictures come in many sizes: the shorter side is scaled to `size` (bilinear, antialiased) and the centre square is
+    cut out. The first folder that exists is read: full-size pictures, then those of 320, then those of 160 pixels.
     """
 
     name: ClassVar[str] = "imagewoof"
@@ -56,7 +56,7 @@ class Imagewoof(PictureDataset):
             raise ValueError(f"size must lie between 8 and 512, got {self.size}")
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts; files are counted once, and again when a folder has changed."""
+        """Return the facts; the counts are cached until a folder changes."""
         shape = (3, self.size, self.size)
         return Facts(
             shape=shape,
@@ -67,7 +67,7 @@ class Imagewoof(PictureDataset):
         )
 
     def differs(self, root: Path) -> str:
-        """Say which split has not the official number of pictures: no checksum is published for the files."""
+        """Name the splits that do not have the official size; no checksums are published for the files."""
         folder, counts = self._folder(root), self._counts(root)
         wrong = [
             f"{folder / _PARTS[s]} has {counts[s]:,} pictures, not {n:,}" for s, n in _SIZES.items() if counts[s] != n
@@ -75,7 +75,7 @@ class Imagewoof(PictureDataset):
         return "; ".join(wrong)
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
-        """Return the folders of the classes; MissingData if one is absent."""
+        """Return the class folders; MissingData if one is missing."""
         folder = self._folder(root)
         paths = [folder / _PARTS[split] / wnid for wnid in _BREEDS]
         missing = [str(path.relative_to(root)) for path in paths if not path.is_dir()]
@@ -91,7 +91,7 @@ class Imagewoof(PictureDataset):
 
     def listed(self, root: Path, split: str) -> tuple[Sequence[str], Sequence[int]]:
         """List the pictures class by class."""
-        pairs = [(file, k) for k, path in enumerate(self.sources(root, split)) for file in found_below(str(path))]
+        pairs = [(file, k) for k, path in enumerate(self.sources(root, split)) for file in pictures_below(str(path))]
         return [path for path, _ in pairs], [label for _, label in pairs]
 
     def picture(self, path: str) -> Array:
@@ -102,7 +102,7 @@ class Imagewoof(PictureDataset):
         if not folder.is_dir():
             raise MissingData(
                 f"data set {self.name} needs one of the folders {', '.join(_FOLDERS)}, looked for in {root}. Unpack "
-                f"imagewoof2.tgz there, or let BPCBENCH_DATA (or --data) name the folder that holds imagewoof2"
+                f"imagewoof2.tgz there, or set BPCBENCH_DATA (or --data) to the folder that contains imagewoof2"
             )
         return folder
 

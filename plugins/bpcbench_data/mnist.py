@@ -31,15 +31,15 @@ def _downloads(
 
 @dataclass(frozen=True)
 class IdxDataset(ConvertedDataset):
-    """Grey 28x28 images of 10 classes as idx files in `FOLDER/raw`; sizes are those of the files' headers."""
+    """Grey 28x28 images of 10 classes as idx files in `FOLDER/raw`; the sizes come from the headers."""
 
     folder: ClassVar[str]
     class_names: ClassVar[tuple[str, ...]]
     sums: ClassVar[Mapping[str, tuple[str, str]]]
-    """The MD5 sums of every file, gzipped (as published) and plain."""
+    """The MD5 sums of every file, gzipped (as published) and unpacked."""
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts from the headers of the files."""
+        """Return the facts, from the headers of the files."""
         sizes = {}
         for split in _FILES:
             images, labels = self.sources(root, split)
@@ -47,7 +47,7 @@ class IdxDataset(ConvertedDataset):
             if shape[1:] != (_SIDE, _SIDE):
                 raise UserError(f"{images} holds an array {shape}, not images of {_SIDE}x{_SIDE} pixels")
             if idx.shape(labels) != shape[:1]:
-                raise UserError(f"{images} holds {shape[0]} images, but {labels} an array {idx.shape(labels)}")
+                raise UserError(f"{images} holds {shape[0]} images, but {labels} holds an array {idx.shape(labels)}")
             sizes[split] = shape[0]
         return Facts(
             shape=(1, _SIDE, _SIDE),
@@ -58,14 +58,14 @@ class IdxDataset(ConvertedDataset):
         )
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
-        """Return the file of the images and the file of the labels; MissingData names all files that are absent."""
+        """Return the image file and the label file; MissingData names all missing files."""
         folder = root / self.folder / "raw"
         missing = [name for names in _FILES.values() for name in names if idx.find(folder, name) is None]
         if missing:
             raise MissingData(
                 f"data set {self.name} needs {', '.join(missing)} (plain or .gz), looked for in {folder}. Place the "
-                f"files there, as torchvision.datasets.{self.folder} does, or let BPCBENCH_DATA (or --data) name the "
-                f"folder that holds {self.folder}/raw"
+                f"files there, as torchvision.datasets.{self.folder} does, or set BPCBENCH_DATA (or --data) to the "
+                f"folder that contains {self.folder}/raw"
             )
         return [path for name in _FILES[split] if (path := idx.find(folder, name)) is not None]
 
@@ -81,7 +81,7 @@ class IdxDataset(ConvertedDataset):
         images, labels = self.sources(root, split)
         classes = idx.read(labels)
         if classes.size and classes.max() >= _CLASSES:
-            raise UserError(f"{labels} holds the label {classes.max()}, and there are {_CLASSES} classes")
+            raise UserError(f"{labels} holds the label {classes.max()}, but there are only {_CLASSES} classes")
         yield idx.read(images)[:, None], classes
 
 

@@ -1,4 +1,4 @@
-"""Pickled dicts of plain values and byte arrays, as CIFAR and downsampled ImageNet come, read without trusting them."""
+"""A safe reader of pickled dicts of plain values and byte arrays, the format of CIFAR and downsampled ImageNet."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _TUPLES = {"TUPLE", "TUPLE2"}
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """Return a pickled dict of numbers, strings, lists and byte arrays; UserError for everything else.
+    """Return a pickled dict of numbers, strings, lists and byte arrays; UserError for anything else.
 
-    No code is imported or called for the file: what it may name are three classes of NumPy, and even these are replaced
-    by `_Bytes` and `_Type`, which understand nothing but arrays of numbers. Arrays of other numbers than unsigned bytes
-    are left out: None stands for them.
+    The file cannot import or call any code. It may name only three classes of NumPy, which are replaced by `_Bytes` and
+    `_Type`, and these accept only arrays of numbers. Arrays of other types than unsigned bytes become None.
     """
     try:
         with path.open("rb") as stream:
             content = _Restricted(stream, encoding="bytes").load()
-    except Exception as error:  # a damaged pickle may fail in any way
+    except Exception as error:  # a damaged pickle may raise anything
         raise _damaged(path, str(error)) from None
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, not a dict")
@@ -36,7 +35,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def count_rows(path: Path, width: int) -> int:
-    """Return the number of rows of the array with rows of `width`, reading no further than where the file says so."""
+    """Return the row count of the array whose rows have length `width`; the array itself is not read."""
     numbers: list[int] = []
     try:
         with path.open("rb") as stream:
@@ -50,16 +49,16 @@ def count_rows(path: Path, width: int) -> int:
 
 
 def text(word: object) -> str:
-    """Return a string as Python 2 or 3 wrote it."""
+    """Return a string that Python 2 or 3 pickled."""
     return word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word)
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    return UserError(f"{path} cannot be read: {why}. Replace it by a fresh copy.")
+    return UserError(f"{path} cannot be read: {why}. Replace it with a fresh copy.")
 
 
 class _Type:
-    """Stands for `numpy.dtype`: some number, whatever else a file says makes it fail."""
+    """Stand-in for `numpy.dtype`; raises for anything but a numeric type."""
 
     def __init__(self, code: object, *flags: object) -> None:
         self.code = text(code)
@@ -67,19 +66,19 @@ class _Type:
             raise pickle.UnpicklingError(f"it holds an array of type {code!r}, not of numbers")
 
     def __setstate__(self, state: object) -> None:
-        """Ignore byte order and alignment, which bytes do not have."""
+        """Ignore byte order and alignment, which do not matter for bytes."""
 
 
 class _Bytes:
-    """Stands for `numpy.ndarray` and the function that makes an empty one, to be filled by its state."""
+    """Stand-in for `numpy.ndarray` and for the function that creates an empty array to be filled by its state."""
 
     array: Array | None = None
 
     def __init__(self, *arguments: object) -> None:
-        """Ignore what to make: there is one kind."""
+        """Ignore the arguments: there is only one kind of array."""
 
     def __setstate__(self, state: tuple[int, tuple[int, ...], _Type, bool, bytes]) -> None:
-        """Take over (version, shape, type, Fortran order, content) of an array of unsigned bytes."""
+        """Set the array from (version, shape, type, Fortran order, content) if it holds unsigned bytes."""
         _, shape, kind, fortran, content = state
         if not isinstance(kind, _Type) or not isinstance(content, bytes):
             raise pickle.UnpicklingError("it holds an array of an unknown form")
@@ -96,10 +95,10 @@ _ADMITTED: dict[tuple[str, str], type] = {
 
 
 class _Restricted(pickle.Unpickler):
-    """An unpickler that knows no names but those of an array."""
+    """An unpickler that resolves only the names an array needs."""
 
     def find_class(self, module: str, name: str) -> type:
-        """Return the stand-in for an admitted name."""
+        """Return the stand-in of an admitted name; raise for any other."""
         if (module, name) not in _ADMITTED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data file needs")
         return _ADMITTED[module, name]

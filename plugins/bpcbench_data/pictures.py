@@ -1,4 +1,4 @@
-"""Data sets of picture files (JPEG, PNG, ...), decoded by Pillow to arrays of one size and one mode."""
+"""Data sets of picture files (JPEG, PNG, ...): Pillow decodes them, torchvision resizes and crops them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Mode = Literal["RGB", "L"]
-"""Colour or grey, in Pillow's words."""
+"""Colour or grey, as Pillow names them."""
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _CHUNK = 512
@@ -28,7 +28,7 @@ _DEEP = ("I", "F")
 
 
 class PictureDataset(ConvertedDataset):
-    """A data set that lists its pictures; they are decoded here."""
+    """Base of data sets of picture files: a subclass lists the files and decodes one of them."""
 
     @abc.abstractmethod
     def listed(self, root: Path, split: str) -> tuple[Sequence[str], Sequence[int]]:
@@ -36,10 +36,10 @@ class PictureDataset(ConvertedDataset):
 
     @abc.abstractmethod
     def picture(self, path: str) -> Array:
-        """Return one picture as the data set shows it, uint8 CHW."""
+        """Return one picture, decoded and resized, as uint8 CHW."""
 
     def chunks(self, root: Path, split: str) -> Iterator[Chunk]:
-        """Yield the pictures in the order of the list, decoded by a few threads."""
+        """Yield the pictures in listed order, decoded by a few threads."""
         paths, labels = self.listed(root, split)
         with ThreadPoolExecutor(_THREADS, "pictures") as pool:
             for start in range(0, len(paths), _CHUNK):
@@ -50,8 +50,8 @@ class PictureDataset(ConvertedDataset):
 def decode(path: str, mode: Mode, size: int | None = None) -> Array:
     """Return a picture as uint8 CHW; UserError if it is damaged or has more than eight bits per channel.
 
-    With `size`, the shorter side is scaled to it (bilinear, antialiased) and the centre square cut out, as
-    torchvision's `Resize(size)` and `CenterCrop(size)` do. Transparency is dropped.
+    With `size`, torchvision scales the shorter side to it (bilinear, antialiased) and cuts out the centre square.
+    Transparency is dropped.
     """
     from PIL import Image as pillow  # noqa: N813
 
@@ -62,40 +62,34 @@ def decode(path: str, mode: Mode, size: int | None = None) -> Array:
             picture = opened.convert("RGBA").convert(mode) if opened.mode == "P" else opened.convert(mode)
             if size is not None:
                 picture = _square(picture, size)
-    except Exception as error:  # a damaged picture may fail in any way
+    except Exception as error:  # a damaged picture may raise anything
         raise UserError(f"{path} cannot be read: {error}. Replace or remove it.") from None
     array: Array = np.asarray(picture)
     return array[None] if mode == "L" else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
 def _square(picture: Image, size: int) -> Image:
-    from PIL.Image import Resampling
+    from bpcbench_torch.torchvision_compat import import_torchvision
 
-    width, height = picture.size
-    short = min(width, height)
-    wide, high = (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
-    if short != size:
-        picture = picture.resize((wide, high), Resampling.BILINEAR)
-    else:
-        wide, high = width, height
-    left, top = round((wide - size) / 2), round((high - size) / 2)
-    return picture.crop((left, top, left + size, top + size))
+    functional = import_torchvision().transforms.functional
+    square: Image = functional.center_crop(functional.resize(picture, size), size)
+    return square
 
 
-def found_below(folder: str) -> list[str]:
-    """Return the pictures in a folder and its subfolders, folder by folder and sorted; hidden ones are left out."""
-    found = []
+def pictures_below(folder: str) -> list[str]:
+    """Return the pictures in a folder and its subfolders, sorted within each folder; hidden files are skipped."""
+    paths = []
     for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [f"{place}{os.sep}{name}" for name in sorted(names) if is_picture(name)]
-    return found
+        paths += [f"{place}{os.sep}{name}" for name in sorted(names) if is_picture(name)]
+    return paths
 
 
 def is_picture(name: str) -> bool:
-    """Say whether a file's name is that of a picture."""
+    """Return whether a file name is that of a picture."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def changed(folder: Path) -> list[object]:
-    """Return what changes when files are added to a folder, removed from it or renamed in it, or a list is edited."""
+    """Return a value that changes when a folder gains, loses or renames files, or when a list file is edited."""
     return [folder.name, folder.stat().st_mtime_ns]

@@ -38,13 +38,13 @@ class SVHN(ConvertedDataset):
     )
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts from the files' headers, which are read once."""
+        """Return the facts, from the files' headers; the counts are cached."""
         present = [self.state(root, split) for split in _FILES]
-        found = self.learned(root, "counts", present, lambda: {s: _count(self._path(root, s)) for s in _FILES})
+        counts = self.learned(root, "counts", present, lambda: {s: _count(self._path(root, s)) for s in _FILES})
         return Facts(
             shape=_SHAPE,
             classes=_CLASSES,
-            sizes=dict(found),
+            sizes=dict(counts),
             class_names=tuple("0123456789"),
             official=not self.differs(root),
         )
@@ -60,12 +60,12 @@ class SVHN(ConvertedDataset):
         return [(folders or [root / _FOLDERS[0]])[0] / file for file in _FILES.values()]
 
     def chunks(self, root: Path, split: str) -> Iterator[Chunk]:
-        """Yield the images, which the file keeps as height x width x channels x number."""
+        """Yield the images, which the file stores as height x width x channels x number."""
         path = self._path(root, split)
         content = _read(path)
         images, labels = content["X"], content["y"].reshape(-1)
         if labels.dtype.kind not in "ui" or (labels.size and not 1 <= labels.min() <= labels.max() <= _CLASSES):
-            raise UserError(f"{path}: the labels `y` must be whole numbers from 1 to {_CLASSES}")
+            raise UserError(f"{path}: the labels `y` must be integers from 1 to {_CLASSES}")
         if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
             raise UserError(f"{path}: `X` is {images.dtype} {images.shape}, but there are {len(labels)} labels")
         for start in range(0, len(labels), _CHUNK):
@@ -78,19 +78,19 @@ class SVHN(ConvertedDataset):
         if missing:
             raise MissingData(
                 f"data set {self.name} needs {' and '.join(missing)}, looked for in {paths[split].parent}. Place the "
-                f"files there, as torchvision.datasets.SVHN does, or let BPCBENCH_DATA (or --data) name the folder "
-                f"that holds them, or holds a folder svhn with them"
+                f"files there, as torchvision.datasets.SVHN does, or set BPCBENCH_DATA (or --data) to the folder "
+                f"that contains them or their folder svhn"
             )
         return paths[split]
 
 
 def _count(path: Path) -> int:
-    """Return the number of images that the file's header declares."""
+    """Return the number of images declared in the file's header."""
     from scipy.io import whosmat
 
     try:
         shapes = {name: shape for name, shape, _ in whosmat(path)}
-    except Exception as error:  # a damaged file may fail in any way
+    except Exception as error:  # a damaged file may raise anything
         raise _damaged(path, error) from None
     shape = shapes.get("X", ())
     if len(shape) != 4 or shape[:3] != (32, 32, 3) or "y" not in shapes:
@@ -103,10 +103,10 @@ def _read(path: Path) -> Mapping[str, Any]:
 
     try:
         content: Mapping[str, Any] = loadmat(path, variable_names=("X", "y"))
-    except Exception as error:  # a damaged file may fail in any way
+    except Exception as error:  # a damaged file may raise anything
         raise _damaged(path, error) from None
     return content
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} cannot be read: {error}. Replace it by a fresh copy.")
+    return UserError(f"{path} cannot be read: {error}. Replace it with a fresh copy.")

@@ -1,4 +1,4 @@
-"""Tiny ImageNet as its authors pack it: the folder `tiny-imagenet-200`."""
+"""Tiny ImageNet in its original layout: the folder `tiny-imagenet-200`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from bpcbench.errors import MissingData, UserError
 from bpcbench.records import Array, Download, Facts
-from bpcbench_data.pictures import PictureDataset, changed, decode, found_below
+from bpcbench_data.pictures import PictureDataset, changed, decode, pictures_below
 
 _FOLDER = "tiny-imagenet-200"
 _SIDE = 64
@@ -23,7 +23,7 @@ _TESTS = 10_000
 class TinyImageNet(PictureDataset):
     """100,000 + 10,000 colour 64x64 images of 200 classes of ImageNet (Le & Yang, 2015); the test split is `val`.
 
-    Classes are the WordNet identifiers in sorted order. Grey pictures become colour ones of equal channels.
+    Classes are the WordNet identifiers in sorted order. Grey pictures get three equal channels.
     """
 
     name: ClassVar[str] = "tiny_imagenet"
@@ -42,29 +42,30 @@ class TinyImageNet(PictureDataset):
     )
 
     def facts(self, root: Path) -> Facts:
-        """Return the facts from the lists of names; files are counted once, and again when a folder has changed."""
-        found = self._counted(root)
+        """Return the facts, from the lists of names; the counts are cached until a folder changes."""
+        counted = self._counted(root)
+        names = tuple(counted["names"])
         return Facts(
             shape=(3, _SIDE, _SIDE),
-            classes=len(found["names"]),
-            sizes=found["sizes"],
-            class_names=tuple(found["names"]),
+            classes=len(names),
+            sizes=counted["sizes"],
+            class_names=names,
             official=not self.differs(root),
         )
 
     def differs(self, root: Path) -> str:
-        """Say which number of classes or pictures is not the official one: no checksum is published for the files."""
+        """Name the first count that is not the official one; no checksums are published for the files."""
         folder, classes = self._classes(root)
-        found = self._counted(root)
+        counted = self._counted(root)
         if len(classes) != _CLASSES:
             return f"{folder / 'wnids.txt'} lists {len(classes)} classes, not {_CLASSES}"
-        if found["uneven"]:
-            return f"{folder / 'train' / found['uneven']} has not {_PER_CLASS} pictures"
-        tests = found["sizes"]["test"]
+        if counted["uneven"]:
+            return f"{folder / 'train' / counted['uneven']} does not have {_PER_CLASS} pictures"
+        tests = counted["sizes"]["test"]
         return "" if tests == _TESTS else f"{folder / 'val'} has {tests:,} pictures, not {_TESTS:,}"
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
-        """Return the folders of the pictures and the lists that say what they are; MissingData if one is absent."""
+        """Return the picture folders and the files that list their classes; MissingData if one is missing."""
         folder, classes = self._classes(root)
         if split == "test":
             return [folder / "val" / "images", folder / "val" / "val_annotations.txt"]
@@ -80,7 +81,7 @@ class TinyImageNet(PictureDataset):
         """List the pictures class by class, or in the order of the annotations."""
         folder, classes = self._classes(root)
         if split == "train":
-            pairs = [(p, k) for k, wnid in enumerate(classes) for p in found_below(f"{folder}/train/{wnid}/images")]
+            pairs = [(p, k) for k, wnid in enumerate(classes) for p in pictures_below(f"{folder}/train/{wnid}/images")]
         else:
             numbers = {wnid: number for number, wnid in enumerate(classes)}
             pairs = []
@@ -98,7 +99,7 @@ class TinyImageNet(PictureDataset):
         return image
 
     def _classes(self, root: Path) -> tuple[Path, list[str]]:
-        """Return the folder and the sorted classes; MissingData names what is not there."""
+        """Return the folder and the sorted classes; MissingData names what is missing."""
         folder = root / _FOLDER
         needed = [folder / name for name in ("wnids.txt", "val/images", "val/val_annotations.txt")]
         missing = [path for path in needed if not path.exists()]
@@ -107,15 +108,15 @@ class TinyImageNet(PictureDataset):
         if missing:
             names = ", ".join(str(path.relative_to(root)) for path in missing[:3]) + ", ..." * (len(missing) > 3)
             raise MissingData(
-                f"data set {self.name} needs {names}, looked for in {root}. Unpack tiny-imagenet-200.zip there, or let "
-                f"BPCBENCH_DATA (or --data) name the folder that holds {_FOLDER}"
+                f"data set {self.name} needs {names}, looked for in {root}. Unpack tiny-imagenet-200.zip there, or set "
+                f"BPCBENCH_DATA (or --data) to the folder that contains {_FOLDER}"
             )
         if len(classes) < 2 or len(set(classes)) != len(classes):
             raise UserError(f"{needed[0]} must list at least two classes, each once")
         return folder, classes
 
     def _counted(self, root: Path) -> dict[str, Any]:
-        """Return the sizes of the splits, the names of the classes, and a class that has not its 500 pictures."""
+        """Return the split sizes, the class names, and the first class that does not have 500 pictures."""
         present = [self.state(root, split) for split in ("train", "test")]
         return dict(self.learned(root, "counts", present, lambda: self._count(root)))
 
@@ -132,7 +133,7 @@ class TinyImageNet(PictureDataset):
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a text file; UserError if it cannot be read."""
+    """Return the lines of a text file, none if it does not exist; UserError if it cannot be read."""
     try:
         return path.read_text("utf-8").splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The pictures below a folder with their sizes and times, so that a change of any of them is noticed."""
+"""The pictures below a folder with their sizes and modification times, to detect changes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bpcbench_data.cache import digest
 from bpcbench_data.pictures import is_picture
 
 File = tuple[str, int, int]
-"""A file's path below the folder, its size, and its time of change."""
+"""A file's path below the folder, its size and its modification time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """What was found below `folder`: the time of change of every folder, all pictures sorted, and their digest."""
+    """The modification times of all folders below `folder`, the sorted pictures, and a digest of them."""
 
     folder: str
     folders: Mapping[str, int]
@@ -24,7 +24,7 @@ class Tree:
     state: str
 
     def folders_in(self, below: str) -> list[str]:
-        """Return the sorted names of the folders in one that is named as "" or "NAME/"."""
+        """Return the sorted names of the folders directly inside `below`, which is "" or "NAME/"."""
         inside = (path.removeprefix(below) for path in self.folders if path.startswith(below))
         return sorted(path for path in inside if path and "/" not in path)
 
@@ -33,15 +33,15 @@ _known: dict[str, Tree] = {}
 
 
 def tree(folder: Path) -> Tree:
-    """Return the pictures below a folder; hidden files and folders are left out.
+    """Return the pictures below a folder; hidden files and folders are skipped.
 
-    Within one process the answer stays the same until a file is added, removed or renamed: looking at every file again
-    for each question would make large folders slow. A file that is overwritten in place is noticed by the next process.
+    The result is cached within a process until a file is added, removed or renamed, because scanning a large folder is
+    slow. A file that is overwritten in place is noticed by the next process only.
     """
     place = str(folder)
     known = _known.get(place)
     if known is None or not _unchanged(known):
-        known = _known[place] = _look(place)
+        known = _known[place] = _scan(place)
     return known
 
 
@@ -52,18 +52,18 @@ def _unchanged(known: Tree) -> bool:
         return False
 
 
-def _look(place: str) -> Tree:
+def _scan(place: str) -> Tree:
     folders: dict[str, int] = {}
     files: list[File] = []
     seen: set[tuple[int, int]] = set()
     waiting = [""]
     while waiting:
         below = waiting.pop()
-        found = Path(place, below).stat()
-        if (found.st_dev, found.st_ino) in seen:  # a link that leads back
+        status = Path(place, below).stat()
+        if (status.st_dev, status.st_ino) in seen:  # a symbolic link to a folder above
             continue
-        seen.add((found.st_dev, found.st_ino))
-        folders[below] = found.st_mtime_ns
+        seen.add((status.st_dev, status.st_ino))
+        folders[below] = status.st_mtime_ns
         with os.scandir(f"{place}/{below}") as entries:
             for entry in entries:
                 path = f"{below}/{entry.name}" if below else entry.name

@@ -1,1 +1,1 @@
-"""Dataset-distillation methods for bpcbench, and the parts that methods of that family share."""
+"""Dataset-distillation methods for bpcbench, and the parts they share."""

@@ -4,7 +4,7 @@ FRePo (Zhou, Nezhadarya & Ba, 2022): with Phi = phi(X^) and K = Phi Phi^T, the p
 
     phi(X_B) Phi^T (K + ridge * tr(K)/n^ * I)^{-1} Y^.
 
-Everything is differentiable, and computed where the features lie and in their precision.
+Everything is differentiable, and computed on the device and in the precision of the features.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch import Tensor
 def cholesky(matrix: Tensor) -> Tensor:
     """Return the lower Cholesky factor of a symmetric matrix, or NaN everywhere if it is not positive definite.
 
-    `torch.linalg.cholesky` would raise instead, for which it has to wait for the device at every call; a NaN reaches
-    the loss, where whoever watches it sees it.
+    `torch.linalg.cholesky` raises instead, for which it waits for the device at every call. A NaN reaches the loss,
+    whose check reports it.
     """
     factor, info = torch.linalg.cholesky_ex(matrix)
     return factor.masked_fill(info != 0, math.nan)
 
 
 def krr(features_s: Tensor, targets: Tensor, features_b: Tensor, ridge: float = 1e-6) -> Tensor:
-    """Return the predictions (B, k) of kernel ridge regression with a ridge in units of the mean of K's diagonal.
+    """Return the predictions (B, k) of kernel ridge regression, with the ridge relative to the mean of K's diagonal.
 
-    The rows to learn from are `features_s` (n^, h) and `targets` (n^, k); mirrored copies count as rows. The matrix
-    that is factorised is the smaller one of K and Phi^T Phi, for Phi^T (K + rI)^{-1} = (Phi^T Phi + rI)^{-1} Phi^T.
+    The training rows are `features_s` (n^, h) and `targets` (n^, k); mirrored copies count as rows. The smaller of K
+    and Phi^T Phi is factorised, since Phi^T (K + rI)^{-1} = (Phi^T Phi + rI)^{-1} Phi^T.
 
-    The reference factorises K in float32 whatever the width. In the larger of the two forms a ridge of 1e-6 is below
-    the rounding of float32, and the factorisation fails; so does the smaller one if the features are degenerate (equal
-    images, dead units). The result is then NaN: pass float64 features.
+    The reference code always factorises K, in float32. In the larger of the two forms a ridge of 1e-6 is below the
+    rounding error of float32, and the factorisation fails. The smaller one also fails if the features are degenerate
+    (equal images, dead units). The result is then NaN: pass float64 features.
     """
     rows, width = features_s.shape
     gram = features_s @ features_s.mT if rows <= width else features_s.mT @ features_s
@@ -48,13 +48,13 @@ def krr(features_s: Tensor, targets: Tensor, features_b: Tensor, ridge: float = 
 def margin(targets: Tensor, bound: float) -> Tensor:
     """Return FRePo's label term: the mean over rows of -min(largest - second largest target, bound).
 
-    It keeps the winning class of every learned label ahead; beyond `bound` (1/k in FRePo, 1/(2k) in RCIG) it has no
-    gradient. FRePo takes the labels before mirroring.
+    It keeps a margin between the two largest entries of every learned label; beyond `bound` (1/k in FRePo, 1/(2k) in
+    RCIG) it has no gradient. FRePo applies it to the labels before mirroring.
     """
     first, second = targets.topk(2, dim=1).values.unbind(1)
     return -(first - second).clamp(max=bound).mean()
 
 
 def mirrored(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the images (n, c, rows, columns) followed by their horizontally mirrored copies, and the targets twice."""
+    """Return the images (n, c, h, w) followed by their horizontally mirrored copies, and the targets twice."""
     return torch.cat([images, images.flip(-1)]), torch.cat([targets, targets])

@@ -1,4 +1,4 @@
-"""The method FRePo. Torch is imported when something is distilled."""
+"""The method FRePo. Torch is imported when distillation starts."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 class FRePo(PoolMethod):
     """Neural feature regression with pooling (Zhou, Nezhadarya & Ba, NeurIPS 2022).
 
-    The outer loss of a real batch B with centred one-hot targets y is that of kernel ridge regression on features,
+    The outer loss on a real batch B with centred one-hot targets y is that of kernel ridge regression on features,
 
         mean_B 0.5 ||phi(x) Phi^T (K + 1e-6 tr(K)/n I)^{-1} Y - y||^2 - mean min(top1(Y) - top2(Y), 1/k),
 
-    whose second term keeps the winning label of every learned row ahead. As in the authors' code: no augmentation while
-    distilling, mirrored copies of the images appended (`mirror: auto` for RGB images of at most 10 classes, or at one
-    image per class), LAMB with a cosine that ends at 10 %.
+    whose second term keeps a margin between the two largest entries of every learned label. As in the authors' code,
+    there is no augmentation during distillation, mirrored copies of the images are appended (`mirror: auto`: for RGB
+    images of at most 10 classes, or with one image per class), and LAMB has a cosine schedule that ends at 10 %.
     """
 
     name: ClassVar[str] = "frepo"
 
     lr: float = option(3e-4, "learning rate of the images")
     optimiser: Literal["adam", "lamb"] = option("lamb", "optimiser of images and labels")
-    final_lr: float = option(0.1, "learning rate at the end of the cosine, as a share of its start")
-    augmentation: str = option("none", "strategy (bpcbench_torch.augmentation) while distilling")
-    ridge: float = option(1e-6, "ridge in units of the mean of the kernel's diagonal")
-    label_margin: bool = option(True, "keep the winning label ahead")
+    final_lr: float = option(0.1, "final learning rate of the cosine schedule, as a fraction of the initial one")
+    augmentation: str = option("none", "strategy (bpcbench_torch.augmentation) during distillation")
+    ridge: float = option(1e-6, "ridge relative to the mean of the kernel's diagonal")
+    label_margin: bool = option(True, "add the margin term of the labels to the loss")
     mirror: Literal["auto", "yes", "no"] = option("auto", "append mirrored copies of the images")
     evaluation_steps: int = option(1000, "steps of the native inference")
     evaluation_lr: float = option(3e-4, "learning rate of the native inference", absent=3e-4)
-    temperature_share: float = option(0.05, "share of train held out to fit the softmax temperature; 0: none")
+    temperature_share: float = option(0.05, "fraction of train held out to fit the softmax temperature; 0: none")
 
     def native(self, facts: Facts, ipc: int) -> Native:
-        """Plain regression of a fresh network on the learned labels, as the authors evaluate."""
+        """Return plain regression of a new network on the learned labels, as in the authors' evaluation."""
         options = {"steps": self.evaluation_steps, "lr": self.evaluation_lr}
         return Native(Ref("frepo", options), self.network)
 
     def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
-        """Return the last iterate, with the temperature that fits a network trained on it to held-out data."""
+        """Return the last iterate, with a temperature fitted on held-out data for a network trained on it."""
         if not self.temperature_share:
             return super().distil(data, ipc, given, ctx)
         from bpcbench_distill.inference import RegressionInference
@@ -68,13 +68,13 @@ class FRePo(PoolMethod):
         return replace(coreset, recipe=Recipe(scalars={**coreset.recipe.scalars, "temperature": temperature}))
 
     def rows(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Append mirrored copies where the authors do."""
+        """Append mirrored copies where the authors' code does."""
         from bpcbench_distill.kernel import mirrored
 
         rgb, classes = images.shape[1] == 3, targets.shape[1]
         auto = rgb and (classes <= 10 or (classes <= 200 and len(targets) == classes))
-        wanted = self.mirror == "yes" or (self.mirror == "auto" and auto)
-        return mirrored(images, targets) if wanted else (images, targets)
+        mirror = self.mirror == "yes" or (self.mirror == "auto" and auto)
+        return mirrored(images, targets) if mirror else (images, targets)
 
     def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> dict[str, Tensor]:
         """Return the loss and its label term."""
@@ -83,8 +83,8 @@ class FRePo(PoolMethod):
         from bpcbench_distill.kernel import krr, margin
 
         classes = targets.shape[1]
-        wanted = F.one_hot(labels, classes).to(targets.dtype) - 1.0 / classes
-        regression = 0.5 * (krr(features, targets, real, self.ridge) - wanted).square().sum(1).mean()
+        centred = F.one_hot(labels, classes).to(targets.dtype) - 1.0 / classes
+        regression = 0.5 * (krr(features, targets, real, self.ridge) - centred).square().sum(1).mean()
         if not self.label_margin:
             return {"loss": regression}
         label_term = margin(targets, 1.0 / classes)

@@ -1,4 +1,4 @@
-"""What this package brings to bpcbench."""
+"""The hooks of bpcbench_distill."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ BPCBENCH_API = 1
 
 @hookimpl
 def bpcbench_methods() -> list[type[Method]]:
-    """Register the method."""
+    """Return FRePo."""
     return [FRePo]
 
 
 @hookimpl
 def bpcbench_inferences() -> list[type[Inference]]:
-    """Register its inference."""
+    """Return FRePo's inference."""
     return [RegressionInference]

@@ -1,4 +1,4 @@
-"""Fitting and using a network that was regressed on a coreset's labels, in torch."""
+"""The predictive of a torch network regressed on a coreset's labels."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class RegressionPredictive(Predictive):
         return (self.outputs(images) / self.temperature).log_softmax(1).cpu().numpy()
 
     def arrays(self) -> Arrays:
-        """Return the network."""
+        """Return the network's parameters and buffers."""
         return state_arrays([self.model])
 
 
 def fit(inference: RegressionInference, coreset: Coreset, network: Network, ctx: Context) -> RegressionPredictive:
-    """Train a fresh network on the coreset; BatchNorm then uses statistics of the coreset alone."""
+    """Train a new network on the coreset; BatchNorm then uses the statistics of the coreset alone."""
     model = regress(
         coreset,
         network,
@@ -57,7 +57,7 @@ def fit(inference: RegressionInference, coreset: Coreset, network: Network, ctx:
 def restore(
     inference: RegressionInference, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context
 ) -> RegressionPredictive:
-    """Return the predictive of a kept network."""
+    """Return the predictive of a stored network."""
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed)
     load_arrays(model, arrays, 0)
     return RegressionPredictive(model.to(ctx.device), _temperature(inference, coreset))

@@ -1,4 +1,4 @@
-"""The temperature that makes regression outputs into probabilities."""
+"""The softmax temperature that turns regression outputs into probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RANGE = (1e-4, 1e3)
 def fit_temperature(outputs: Array, labels: Array) -> float:
     """Return the T that minimises the mean of -log softmax(outputs / T) at the labels (Guo et al., 2017).
 
-    The objective is convex in 1/T; it is searched over log T in a range that any finite outputs of use fall into.
+    The objective is convex in 1/T. The search is over log T, in a range that covers all useful outputs.
     """
     from scipy.optimize import minimize_scalar
 
@@ -23,5 +23,5 @@ def fit_temperature(outputs: Array, labels: Array) -> float:
         scaled = logits / np.exp(log_t)
         return float(np.mean(np.logaddexp.reduce(scaled, axis=1) - scaled[rows, labels]))
 
-    found = minimize_scalar(loss, bounds=tuple(np.log(RANGE)), method="bounded", options={"xatol": 1e-5})
-    return float(np.exp(found.x))
+    optimum = minimize_scalar(loss, bounds=tuple(np.log(RANGE)), method="bounded", options={"xatol": 1e-5})
+    return float(np.exp(optimum.x))

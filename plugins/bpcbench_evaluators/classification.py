@@ -8,13 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from bpcbench import figures, metrics
+from bpcbench import metrics
 from bpcbench.api import Evaluator, option
-from bpcbench.records import Array, Arrays, Facts, Given, Predictions, Scores, SplitRef
+from bpcbench.figures import Curves, Figure, Reliability, Series
+from bpcbench.records import Array, Facts, Given, Metric, Predictions, Scores, SplitRef
 
 _HELD_OUT = SplitRef("validation", optional=True)
 _COVERAGES = (80, 90)
-_POINTS = 200
+_POINTS = 100
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Classification(Evaluator):
 
     Metrics: `acc`, `nll`, `brier` and `ece` of the predictive; `aurc` and `acc_at_80`, `acc_at_90` of predicting only
     where it is surest; for inferences that sample `member_nll`, the mean NLL of a single member, which by Jensen's
-    inequality is at least `nll`. Arrays: those of the reliability diagram and of the risk-coverage curve.
+    inequality is at least `nll`. Figures: the reliability diagram and the risk-coverage curve.
 
     With `temperature`, also `nll_ts`, the NLL after dividing all log-probabilities by one `temperature`, fitted on the
     validation part of the training data with a prior log T ~ N(0, 1), without which a part that is classified without
@@ -32,6 +33,7 @@ class Classification(Evaluator):
     """
 
     name: ClassVar[str] = "classification"
+    default: ClassVar[bool] = True
     version: ClassVar[int] = 3
 
     bins: int = option(15, "number of equally wide confidence bins of ECE and of the reliability diagram")
@@ -61,28 +63,30 @@ class Classification(Evaluator):
             values["member_nll"] = metrics.member_nll(predicted.member_log_likelihood)
             if self.legacy:
                 values["nll_batch128"] = metrics.batch_nll(predicted.member_log_likelihood)
-        coverage, risk = metrics.selective_risk(log_probs, labels)
-        shown = np.unique(np.linspace(0, len(risk) - 1, min(len(risk), _POINTS)).astype(np.int64))
-        arrays = {**metrics.reliability(log_probs, labels, self.bins), "coverage": coverage[shown], "risk": risk[shown]}
-        return Scores(values, arrays)
+        bars = metrics.reliability(log_probs, labels, self.bins)
+        names = ("edges", "count", "accuracy", "confidence")
+        figures: dict[str, Figure] = {
+            "reliability": Reliability(*(bars[name].tolist() for name in names)),
+            "risk_coverage": _risk_coverage(log_probs, labels),
+        }
+        return Scores(values, figures)
 
-    def metrics(self) -> tuple[str, ...]:
+    def metrics(self) -> tuple[Metric, ...]:
         always = ("acc", "nll", "brier", "ece", "aurc", *(f"acc_at_{c}" for c in _COVERAGES), "member_nll")
         fitted = ("nll_ts", "temperature") if self.temperature else ()
-        return (*always, *fitted, *(("nll_batch128",) if self.legacy else ()))
+        names = (*always, *fitted, *(("nll_batch128",) if self.legacy else ()))
+        return tuple(metrics.METRICS[name] for name in names)
 
-    def higher_is_better(self, metric: str) -> bool | None:
-        """Return the direction that `bpcbench.metrics` gives."""
-        return metrics.HIGHER_IS_BETTER.get(metric)
 
-    def figures(self, arrays: Arrays) -> Mapping[str, bytes]:
-        """Return the reliability diagram and the risk-coverage curve."""
-        coverage, risk = arrays["coverage"].tolist(), arrays["risk"].tolist()
-        series = {"surest first": (coverage, risk), "in any order": (coverage, [risk[-1]] * len(risk))}
-        return {
-            "reliability": figures.reliability_diagram(arrays),
-            "risk_coverage": figures.curves(series, "coverage", "error rate", markers=False),
-        }
+def _risk_coverage(log_probs: Array, labels: Array) -> Curves:
+    coverage, risk = metrics.selective_risk(log_probs, labels)
+    shown = np.unique(np.linspace(0, len(risk) - 1, min(len(risk), _POINTS)).astype(np.int64))
+    ends = (float(coverage[0]), float(coverage[-1]))
+    series = {
+        "surest first": Series(coverage[shown].tolist(), risk[shown].tolist()),
+        "in any order": Series(ends, (float(risk[-1]),) * 2),
+    }
+    return Curves("", "coverage", "error rate", series, markers=False)
 
 
 def _labels(predictions: Predictions) -> Array:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from bpcbench import figures, metrics
+from bpcbench import metrics
 from bpcbench.api import Evaluator, option
 from bpcbench.errors import UserError, unknown
-from bpcbench.records import Arrays, Facts, Given, Predictions, Ref, Scores, SplitRef
+from bpcbench.figures import Curves, Series
+from bpcbench.records import Array, Facts, Given, Metric, Predictions, Ref, Scores, SplitRef
 
 PAPER = ("gaussian_blur", "jpeg_compression", "snow", "zoom_blur", "pixelate", "defocus_blur", "motion_blur")
 """The types of the VBPC paper's table, in its order, which are also those that can be generated for any images."""
@@ -32,6 +33,7 @@ class CorruptionShift(Evaluator):
     is CIFAR-10 and of `corrupted` if it is another one. Metrics, each as `/acc`, `/nll` and `/ece`: `clean`; `snow-3`,
     a type at a severity; `snow`, the mean over severities, which the paper's table shows; `corrupted`, the mean over
     types. `corrupted/acc_drop` is `clean/acc` - `corrupted/acc`: what is lost, whatever a method started with.
+    Figures: every measure by severity, a curve per type.
     """
 
     name: ClassVar[str] = "corruption"
@@ -66,7 +68,7 @@ class CorruptionShift(Evaluator):
         return (SplitRef(), *(SplitRef(name, shifted) for name in self._names()))
 
     def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
-        """Return the metrics; arrays are `clean` (measures,) and `corrupted` (measures, types, severities)."""
+        """Return the metrics and a figure per measure."""
         shifted = {ref.split: found for ref, found in predictions.items() if ref.dataset is not None}
         clean = self._measure(predictions[SplitRef()])
         table = np.array([self._measure(shifted[name]) for name in self._names()])
@@ -87,27 +89,24 @@ class CorruptionShift(Evaluator):
             **_named(ALL, table.mean((0, 1))),
         }
         values[DROP] = values[f"{CLEAN}/acc"] - values[f"{ALL}/acc"]
-        return Scores(values, {CLEAN: np.array(clean), ALL: table.transpose(2, 0, 1)})
+        return Scores(values, self._by_severity(clean, table))
 
-    def metrics(self) -> tuple[str, ...]:
+    def metrics(self) -> tuple[Metric, ...]:
         names = (CLEAN, *self._names(), *self.types, ALL)
-        return (*(f"{name}/{measure}" for name in names for measure in MEASURES), DROP)
+        each = (replace(metrics.METRICS[m], name=f"{name}/{m}") for name in names for m in MEASURES)
+        return (*each, Metric(DROP, "lower", "percent", f"{CLEAN}/acc less {ALL}/acc"))
 
-    def higher_is_better(self, metric: str) -> bool | None:
-        """Return the direction that `bpcbench.metrics` gives to what stands after the slash; less drop is better."""
-        return False if metric == DROP else metrics.HIGHER_IS_BETTER.get(metric.rpartition("/")[2])
-
-    def figures(self, arrays: Arrays) -> Mapping[str, bytes]:
-        """Return a picture per measure: a curve per type against the severity, which is 0 for the clean images."""
+    def _by_severity(self, clean: Sequence[float], table: Array) -> dict[str, Curves]:
+        """Return a figure per measure: a curve per type against the severity, which is 0 for the clean images."""
         order = np.argsort(self.severities)
-        severities = [0, *np.sort(self.severities).tolist()]
+        severities = (0, *np.sort(self.severities).tolist())
         drawn = {}
-        for measure, clean, table in zip(MEASURES, arrays[CLEAN], arrays[ALL], strict=True):
+        for index, measure in enumerate(MEASURES):
             series = {
-                kind: (severities, [float(clean), *row[order].tolist()])
-                for kind, row in zip(self.types, table, strict=True)
+                kind: Series(severities, (clean[index], *rows[order, index].tolist()))
+                for kind, rows in zip(self.types, table, strict=True)
             }
-            drawn[f"{measure}_by_severity"] = figures.curves(series, "severity (0: clean)", measure)
+            drawn[f"{measure}_by_severity"] = Curves("", "severity (0: clean)", measure, series)
         return drawn
 
     def _names(self) -> list[str]:

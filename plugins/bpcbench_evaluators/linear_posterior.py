@@ -10,7 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from bpcbench.api import Context, Evaluator, Prerequisite, option
-from bpcbench.records import Array, Arrays, Coreset, Data, Facts, Given, Need, Predictions, Ref, Scores, SplitRef
+from bpcbench.records import (
+    Array,
+    Arrays,
+    Coreset,
+    Data,
+    Facts,
+    Given,
+    Metric,
+    Need,
+    Predictions,
+    Ref,
+    Scores,
+    SplitRef,
+)
 from bpcbench_torch.targets import centred_targets
 
 Floats = npt.NDArray[np.float64]
@@ -133,9 +146,8 @@ class LinearPosterior(Evaluator):
         full = Gaussian.posterior(Moments(kept["gram"], kept["cross"]), self.rho, self.gamma)
         return Scores({"linear_rkl": small.kl(full), "linear_fkl": full.kl(small)})
 
-    def metrics(self) -> tuple[str, ...]:
-        return ("linear_rkl", "linear_fkl")
-
-    def higher_is_better(self, metric: str) -> bool | None:
-        """Return that less is better."""
-        return False if metric in self.metrics() else None
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            Metric("linear_rkl", "lower", "", "KL(coreset || data), in nats"),
+            Metric("linear_fkl", "lower", "", "KL(data || coreset), in nats"),
+        )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 
-from bpcbench import figures, metrics
+from bpcbench import metrics
 from bpcbench.api import Evaluator, option
 from bpcbench.errors import UserError
-from bpcbench.records import Array, Arrays, Facts, Given, Predictions, Ref, Scores, SplitRef
+from bpcbench.figures import Curves, Series
+from bpcbench.records import Array, Facts, Given, Metric, Predictions, Ref, Scores, SplitRef
 
 DEFAULT = "max_probability"
 SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -37,6 +38,8 @@ METRICS: Mapping[str, Callable[[Array, Array], float]] = MappingProxyType(
     }
 )
 SCORES = (DEFAULT, "entropy", "mutual_information", "variance")
+_POINTS = 41
+"""Steps of 2.5 %, so that a ROC curve has a point where 95 % are kept."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class OutOfDistribution(Evaluator):
     `variance`, the predictive variance of the logits, for inferences that have one in closed form (`vi`).
 
     Images of another size or with other channels are converted to those of the cell. A set that is not there is left
-    out, and the table says so. Arrays: ROC curves.
+    out, and the table says so. Figures: the ROC curves of every set.
     """
 
     name: ClassVar[str] = "ood"
@@ -69,39 +72,31 @@ class OutOfDistribution(Evaluator):
     def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
         """Return every metric of every set by every score that the inference allows."""
         values: dict[str, float] = {}
-        arrays: dict[str, Array] = {}
+        figures: dict[str, Curves] = {}
         inside = uncertainty_scores(predictions[SplitRef()])
         for ref, predicted in predictions.items():
             if ref.dataset is None:
                 continue
-            outside = uncertainty_scores(predicted)
+            other, outside = ref.dataset.plugin, uncertainty_scores(predicted)
+            series = {}
             for score in (name for name in SCORES if name in inside and name in outside):
                 for metric, compute in METRICS.items():
-                    values[_name(ref.dataset.plugin, score, metric)] = compute(inside[score], outside[score])
-                arrays["kept"], taken = metrics.roc(inside[score], outside[score])
-                arrays[f"{ref.dataset.plugin}/{score}"] = taken
-        return Scores(values, arrays)
+                    values[_name(other, score, metric)] = compute(inside[score], outside[score])
+                kept, taken = metrics.roc(inside[score], outside[score], _POINTS)
+                series[score] = Series((*taken.tolist(), 1.0), (*kept.tolist(), 1.0))
+            series["chance"] = Series((0, 1), (0, 1))
+            labels = (f"share of {other} taken for own", "share of own images kept")
+            figures[f"roc_{other}"] = Curves("", *labels, series, markers=False)
+        return Scores(values, figures)
 
-    def metrics(self) -> tuple[str, ...]:
+    def metrics(self) -> tuple[Metric, ...]:
         sets = dict.fromkeys(self.sets or (name for names in SETS.values() for name in names))
-        return tuple(_name(name, score, metric) for name in sets for score in SCORES for metric in METRICS)
-
-    def higher_is_better(self, metric: str) -> bool | None:
-        """Return the direction that `bpcbench.metrics` gives."""
-        return metrics.HIGHER_IS_BETTER.get(metric.rpartition("/")[2])
-
-    def figures(self, arrays: Arrays) -> Mapping[str, bytes]:
-        """Return the ROC curves of every set."""
-        curves: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-        for name in sorted(arrays.keys() - {"kept"}, key=lambda name: SCORES.index(name.partition("/")[2])):
-            other, _, score = name.partition("/")
-            curves.setdefault(other, {})[score] = (arrays[name].tolist(), arrays["kept"].tolist())
-        return {
-            f"roc_{other}": figures.curves(
-                series, f"share of {other} taken for own", "share of own images kept", markers=False
-            )
-            for other, series in sorted(curves.items())
-        }
+        return tuple(
+            replace(metrics.METRICS[metric], name=_name(name, score, metric))
+            for name in sets
+            for score in SCORES
+            for metric in METRICS
+        )
 
 
 def uncertainty_scores(predictions: Predictions) -> dict[str, Array]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bpcbench import metrics
 from bpcbench.api import Evaluator, refers
-from bpcbench.records import Array, Facts, Given, Predictions, Ref, Reference, Scores, SplitRef
+from bpcbench.records import Array, Facts, Given, Metric, Predictions, Ref, Reference, Scores, SplitRef
 
 
 def agreement(log_probs: Array, reference: Array) -> float:
@@ -67,9 +67,11 @@ class Posterior(Evaluator):
             values["reference_nll"] = metrics.nll(reference.log_probs, reference.labels)
         return Scores(values)
 
-    def metrics(self) -> tuple[str, ...]:
-        return ("agreement", "total_variation", "reference_acc", "reference_nll")
-
-    def higher_is_better(self, metric: str) -> bool | None:
-        """Return the direction; what is said of the reference has none, being the same for all cells."""
-        return {"agreement": True, "total_variation": False}.get(metric)
+    def metrics(self) -> tuple[Metric, ...]:
+        # Those of the reference are the same for all cells, and so are not ranked.
+        return (
+            Metric("agreement", "higher", "", "share of examples to which both give the same class"),
+            Metric("total_variation", "lower", "", "mean total variation distance"),
+            Metric("reference_acc", None, "percent", "accuracy of the reference itself"),
+            Metric("reference_nll", None, "", "NLL of the reference itself"),
+        )

@@ -1,4 +1,4 @@
-"""Augmentation strategies by name. Torch is imported when images are augmented, so a suite is checked without it."""
+"""Augmentation strategies by name. Torch is imported when images are augmented, so suites are validated without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPERATIONS = {
     "frepo": ("flip", "noise", "brightness", "color", "crop", "rotate", "translate", "cutout"),
     "dsa": ("color", "crop", "cutout", "flip", "scale", "rotate"),
 }
-"""What each family has; the ranges of the parameters are those of its paper's code (see `distortions`)."""
+"""The operations of each family; parameter ranges are those of its paper's code (see `distortions`)."""
 
 STRATEGIES = {
     "none": "",
@@ -26,16 +26,16 @@ STRATEGIES = {
     "dsa": "dsa:color_crop_cutout_flip_scale_rotate",
     "dsa-grey": "dsa:color_crop_cutout_scale_rotate",
 }
-"""`paper-…` are VBPC's lists (Kim et al., 2025). `dsa-grey` leaves out the flip, as the DSA paper does for digits."""
+"""`paper-…` are VBPC's lists (Lee, Lee & Lee, 2025). `dsa-grey` omits the flip, as the DSA paper does for digits."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A differentiable augmentation whose parameters are drawn anew for every image.
+    """A differentiable augmentation with independent parameters for every image.
 
-    `strategy` is a name of `STRATEGIES` or operations joined by `_`, of FRePo's family or, behind `dsa:`, of DSA's.
-    Mode `one` draws one operation for the whole batch at every call, as both codes do (VBPC's paper does not say);
-    `all` chains them in the order given, neighbouring geometric ones with a single interpolation.
+    `strategy` is a name in `STRATEGIES`, or operations joined by `_`: FRePo's or, after the prefix `dsa:`, DSA's. Mode
+    `one` draws one operation for the whole batch at every call, as both codes do (VBPC's paper does not specify it).
+    Mode `all` chains the operations in the given order; adjacent geometric ones share a single interpolation.
     """
 
     strategy: str = "none"
@@ -65,10 +65,10 @@ class Augmentation:
         return STRATEGIES.get(self.strategy, self.strategy)
 
     def __call__(self, images: Tensor, generator: torch.Generator, *, chooser: torch.Generator | None = None) -> Tensor:
-        """Return augmented images of the same shape, type and device; `images` itself if there is no operation.
+        """Return augmented images of the same shape, type and device, or `images` itself if there is no operation.
 
-        All numbers come from `generator`, but the operation of mode `one` from `chooser` if that is given. With images
-        on an accelerator one of the two should be a CPU generator: the host waits for what another one chooses.
+        All random numbers come from `generator`, except that `chooser`, if given, draws the operation of mode `one`.
+        For images on an accelerator, pass a CPU generator as one of them: otherwise the host waits for the device.
         """
         import torch
 

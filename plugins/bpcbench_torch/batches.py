@@ -1,4 +1,4 @@
-"""Endless shuffled batches of the real training data, resident on the device where it fits."""
+"""An endless stream of shuffled batches of the training data, kept on the device if it fits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from bpcbench.records import Array, Data, Transform
 
 RESIDENT_BYTES = 4_000_000_000
-"""Larger data, as preprocessed float32, stay a memory map of uint8 and are preprocessed batch by batch."""
+"""Data that would be larger as float32 stay a uint8 memory map and are preprocessed batch by batch."""
 
 
 class Batches:
-    """Preprocessed images and int64 labels, every image once per epoch, in an order drawn from one generator.
+    """Batches of preprocessed images and int64 labels in an order drawn from one generator, at most once per epoch.
 
-    An epoch ends with its last full batch; data smaller than a batch are used whole.
+    An epoch ends with its last full batch. Data smaller than a batch are used whole.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Batches:
             _expect_random_reads(self.images)
 
     def rows(self) -> Tensor:
-        """Return the numbers of the next images."""
+        """Return the rows of the next batch."""
         if self.position + self.size > len(self.order):
             self.order = torch.randperm(len(self.order), generator=self.generator)
             self.position = 0
@@ -56,16 +56,16 @@ class Batches:
     def next(self) -> tuple[Tensor, Tensor]:
         """Return the next batch."""
         rows = self.rows()
-        there = rows.to(self.device, non_blocking=True)
+        on_device = rows.to(self.device, non_blocking=True)
         if self.resident is not None:
-            return self.resident.index_select(0, there), self.labels.index_select(0, there)
-        # Sorted reads are sequential on disk; the order inside a batch does not matter to any loss.
-        some = np.sort(rows.numpy())
-        images = torch.as_tensor(self.transform.apply(np.asarray(self.images[some])), device=self.device)
-        return images, self.labels.index_select(0, torch.as_tensor(some, device=self.device))
+            return self.resident.index_select(0, on_device), self.labels.index_select(0, on_device)
+        # Sorted reads are sequential on disk, and no loss depends on the order within a batch.
+        ordered = np.sort(rows.numpy())
+        images = torch.as_tensor(self.transform.apply(np.asarray(self.images[ordered])), device=self.device)
+        return images, self.labels.index_select(0, torch.as_tensor(ordered, device=self.device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that changes."""
+        """Return the mutable state."""
         return {"order": self.order, "position": self.position, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class Batches:
 
 
 def _expect_random_reads(images: Array) -> None:
-    """Keep the kernel from reading ahead around every row of a memory map: megabytes, perhaps, for a few kilobytes."""
+    """Turn off read-ahead for a memory map: it can read megabytes for a row of a few kilobytes."""
     base: Any = images
     while isinstance(base, np.ndarray):
         base = base.base

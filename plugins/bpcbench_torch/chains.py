@@ -1,4 +1,4 @@
-"""Running chains under the harness's loop, and keeping their samples in memory or on disk."""
+"""Run chains in the harness's loop and keep their samples in memory or on disk."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from bpcbench.api import Context
 
 
 class Kernel(Protocol):
-    """A sampler: it moves the parameters of all its chains."""
+    """A sampler that updates the parameters of all its chains."""
 
     theta: Tensor
-    """Where the chains are, (chains, size)."""
+    """The current parameters of the chains, (chains, size)."""
 
     def state(self) -> dict[str, Any]:
-        """Return every object that changes from step to step, restored in place when a run is resumed."""
+        """Return all mutable objects; they are restored in place when a run resumes."""
 
     def step(self, *, burning: bool) -> dict[str, Tensor]:
-        """Move all chains by one step; return at least their `energy`, all values (chains,)."""
+        """Advance all chains by one step; return at least `energy`. Every value has shape (chains,)."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which steps of a chain are kept: after `burn` steps every `thin`-th, `samples` times."""
+    """The steps whose samples are kept: after `burn` steps, every `thin`-th one, `samples` times."""
 
     burn: int
     samples: int
@@ -41,15 +41,15 @@ class Schedule:
         return self.burn + self.samples * self.thin
 
     def keeps(self, step: int) -> bool:
-        """Say whether the chain is kept as it is after `step`, counted from 0."""
+        """Return whether the sample after `step`, counted from 0, is kept."""
         done = step + 1 - self.burn
         return done > 0 and done % self.thin == 0
 
 
 class Samples:
-    """Kept parameters of all chains: in memory, or as files in `folder`, so that chains need memory for one only.
+    """The kept samples of all chains: in memory, or as files in `folder`, with only the current one in memory.
 
-    A checkpoint holds those in memory themselves, and of those on disk the names of the files.
+    A checkpoint contains samples in memory themselves, and the file names of samples on disk.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -57,7 +57,7 @@ class Samples:
         self._kept: list[Any] = []
 
     def keep(self, theta: Tensor) -> None:
-        """Keep a copy of parameters (chains, size)."""
+        """Store a copy of the parameters (chains, size)."""
         array = theta.detach().cpu().clone()
         if self.folder is None:
             self._kept.append(array)
@@ -78,15 +78,15 @@ class Samples:
         return torch.from_numpy(np.array(np.load(kept, mmap_mode="r")[chain]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the content of a checkpoint."""
         return {"kept": list(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; samples on disk stay where the earlier attempt has written them."""
+        """Resume from a checkpoint; samples on disk stay where the earlier attempt wrote them."""
         self._kept = list(state["kept"])
-        lost = [kept for kept in self._kept if not isinstance(kept, Tensor) and not Path(kept).exists()]
-        if lost:
-            raise ValueError(f"{len(lost)} samples that it names are gone, {lost[0]} among them")
+        missing = [kept for kept in self._kept if not isinstance(kept, Tensor) and not Path(kept).exists()]
+        if missing:
+            raise ValueError(f"{len(missing)} samples named by the checkpoint are missing, such as {missing[0]}")
 
 
 def run(
@@ -101,14 +101,14 @@ def run(
 ) -> None:
     """Run all chains to the end of the schedule and keep their samples, with progress and exact resume.
 
-    `state` names objects beside the kernel's that change from step to step. Logged are the means over chains of what
-    the kernel returns and of what `describe(theta, energy)` adds.
+    `state` holds further mutable objects by name. The means over chains of the kernel's values and of
+    `describe(theta, energy)` are logged.
     """
     everything = {**kernel.state(), **(state or {}), "samples": samples}
     for step in ctx.steps(schedule.total, state=everything, what=what):
-        noted = kernel.step(burning=step < schedule.burn)
+        values = kernel.step(burning=step < schedule.burn)
         if schedule.keeps(step):
             samples.keep(kernel.theta)
         if describe is not None:
-            noted |= describe(kernel.theta, noted["energy"])
-        ctx.log(**{name: values.mean() for name, values in noted.items()})
+            values |= describe(kernel.theta, values["energy"])
+        ctx.log(**{name: value.mean() for name, value in values.items()})

@@ -1,4 +1,4 @@
-"""What a step of distillation computes with a network of the pool: as it stands, or compiled by torch.compile."""
+"""The computations of a distillation step with a pool network, eager or compiled by torch.compile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ State = dict[str, Tensor]
 
 
 class Computation:
-    """Features and losses of a method, `n` being the number of real images."""
+    """Features and losses of a method; `n` is the number of real images."""
 
     def __init__(self, method: PoolMethod, n: int, ctx: Context) -> None:
         self.method, self.n = method, n
@@ -31,12 +31,12 @@ class Computation:
 
     @torch.no_grad()
     def constant(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return features that are not differentiated; `bf16` computes them under autocast."""
+        """Return features without gradients; `bf16` computes them under autocast."""
         with torch.autocast(self.device, torch.bfloat16, enabled=self.bf16):
             return self._features(model, images).float()
 
     def outer(self, model: nn.Module, rows: Tensor, targets: Tensor, real: Tensor, labels: Tensor) -> State:
-        """Return `loss`, and what else is logged, of rows of the coreset against features of a real batch."""
+        """Return `loss` and further logged values of coreset rows against the features of a real batch."""
         return self.method.outer(self._features(model, rows), targets, real, labels, self.n)
 
     def pool_loss(self, model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Computation:
         return self.method.pool_loss(model, images, targets)
 
     def _features(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return features without touching the network's running statistics."""
+        """Return features without updating the network's running statistics."""
         if not self.batch:
             return model.features(images)  # type: ignore[operator]
         buffers = {f"model.{name}": value.clone() for name, value in model.named_buffers()}
@@ -55,11 +55,11 @@ class Computation:
 
 
 class Compiled(Computation):
-    """The same through torch.compile, compiled once for all networks of a pool.
+    """The same computations through torch.compile, compiled once for all networks of a pool.
 
-    Compiled are functions of a network's tensors, with the modules of a copy of `model` around them: a network that
-    replaces another one looks the same to them, so nothing is compiled again. Results differ from the eager ones in the
-    last bits, but not from run to run: what is generated depends on options, shapes, threads and machine alone.
+    The compiled functions take a network's tensors and use the modules of a copy of `model`. A replaced network thus
+    needs no recompilation. Results differ from eager ones in the last bits, but not between runs: the generated code
+    depends only on options, shapes, threads and machine.
     """
 
     def __init__(self, method: PoolMethod, n: int, ctx: Context, model: nn.Module) -> None:
@@ -97,9 +97,9 @@ class Compiled(Computation):
         return self._pool_loss(self._state(model)[1], images, targets)
 
     def _state(self, model: nn.Module) -> tuple[State, State]:
-        """Return the network's tensors: cut off from gradients, which nobody wants of the outer loss, and themselves.
+        """Return the network's tensors twice: detached, for the outer loss, which needs no gradient of them, and as is.
 
-        Kept, as walking through modules takes a good part of a millisecond; all updates of tensors are in place.
+        They are cached because collecting them takes a good part of a millisecond; all updates are in place.
         """
         if model not in self._states:
             tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -108,7 +108,7 @@ class Compiled(Computation):
 
 
 class _Body(nn.Module):
-    """A network seen from its features."""
+    """A module whose forward pass returns a network's features."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -122,9 +122,9 @@ class _Body(nn.Module):
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the compiled function; it raises if it cannot be compiled as one graph.
 
-    Torch keeps what it compiled with the code of a function and falls back to eager execution, with other last bits,
-    when there is too much of it: therefore each function gets code of its own. One compiling thread: how many
-    processes a stage may use is not for the compiler to decide.
+    Torch caches compilations per code object and falls back to eager execution, with other last bits, when there are
+    too many. So each function gets its own code object. A single compile thread keeps the compiler from starting
+    processes that the stage was not given.
     """
     own = types.FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, closure=function.__closure__
@@ -133,8 +133,8 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_compiler(device: str) -> None:
-    """Raise UserError where torch.compile would find no compiler for the device."""
-    advice = "install it, or leave `compile` out"
+    """Raise UserError if torch.compile has no compiler for the device."""
+    advice = "install it, or remove `compile`"
     if device == "cuda" and importlib.util.find_spec("triton") is None:
         raise UserError(f"`compile: true` needs the package triton on {device}; {advice}")
     if device != "cpu":
@@ -144,5 +144,5 @@ def _check_compiler(device: str) -> None:
     try:
         get_cpp_compiler()
     except (RuntimeError, OSError) as error:
-        need = "a C++ compiler, g++ or clang++, on the path or named by CXX"
+        need = "a C++ compiler (g++ or clang++ on PATH, or CXX)"
         raise UserError(f"`compile: true` needs {need}; {advice}") from error

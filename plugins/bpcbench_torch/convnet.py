@@ -14,11 +14,11 @@ Order = Literal["norm-first", "conv-first"]
 Init = Literal["lecun", "torch"]
 
 _TRUNCATED_STD = 0.87962566103423978
-"""Standard deviation of a unit normal truncated at two sigma: what LeCun's initialisation divides by."""
+"""Standard deviation of a unit normal truncated at two sigma, the divisor in LeCun's initialisation."""
 
 
 def _norm(kind: Norm, channels: int, groups: int, eps: float) -> nn.Module:
-    """Return the normalisation; BatchNorm gives a new batch the weight 0.9."""
+    """Return the normalisation layer; in BatchNorm's running statistics a new batch has weight 0.9."""
     if kind == "bn":
         return nn.BatchNorm2d(channels, eps=eps, momentum=0.9)
     if kind == "gn":
@@ -29,8 +29,8 @@ def _norm(kind: Norm, channels: int, groups: int, eps: float) -> nn.Module:
 
 
 def _memory_format(kind: Norm, order: Order) -> torch.memory_format:
-    """Return the faster layout of activations, as measured on a CPU (forward and backward, 1 thread)."""
-    # channels_last takes 2-30 % less time, except for group norms right behind a convolution: up to 30 % more.
+    """Return the faster memory layout of activations, measured on a CPU (forward and backward, 1 thread)."""
+    # channels_last takes 2-30 % less time, except for group norms right after a convolution: up to 30 % more.
     if order == "conv-first" and kind in ("in", "gn"):
         return torch.contiguous_format
     return torch.channels_last
@@ -58,10 +58,10 @@ def initialise(layer: nn.Conv2d | nn.Linear, init: Init, generator: torch.Genera
 class ConvNet(nn.Module):
     """Blocks of 3x3 convolution, normalisation, ReLU and 2x2 average pooling, then a linear head.
 
-    With `norm-first` the normalisation stands in front of the convolutions 2, 3, ... (FRePo's code); with `conv-first`
-    behind every convolution (RCIG's code, and the text of the VBPC paper). Block i has width * growth**i filters.
-    28x28 images are padded to 32x32 by the first convolution. Weights come from `generator` alone. `groups` is for the
-    group norm, which has one group per channel where there are fewer channels.
+    With `norm-first` the normalisation precedes convolutions 2, 3, ... (FRePo's code); with `conv-first` it follows
+    every convolution (RCIG's code, and the text of the VBPC paper). Block i has width * growth**i filters. The first
+    convolution pads 28x28 images to 32x32. Weights depend on `generator` alone. Group norm has `groups` groups, or one
+    per channel if there are fewer channels.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ConvNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the flattened output of the last pooling, (n, feature_size)."""
-        # `contiguous(memory_format=...)`, in words that vmap knows.
+        # Equivalent to `contiguous(memory_format=...)`, which vmap does not support.
         last = self.memory_format is torch.channels_last
         x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if last else x.contiguous()
         for norm, conv in zip(self.norms, self.convs, strict=True):

@@ -1,8 +1,8 @@
-"""Whether chains agree, and how many independent draws they are worth. NumPy and SciPy alone.
+"""Convergence diagnostics of chains: R-hat and effective sample size, with NumPy and SciPy only.
 
 Vehtari, Gelman, Simpson, Carpenter & Bürkner, "Rank-normalization, folding, and localization: an improved R-hat",
-Bayesian Analysis 2021. All functions take draws (chains, draws, quantities) and return one number per quantity, NaN for
-a quantity that does not vary.
+Bayesian Analysis 2021. All functions take draws (chains, draws, quantities) and return one number per quantity, NaN if
+the quantity does not vary.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from bpcbench.records import Array
 Floats = npt.NDArray[np.float64]
 
 SMALLEST = 4
-"""Fewer draws per chain cannot be split into halves that have a variance."""
+"""The fewest draws per chain that split into halves with a variance."""
 
 
 def rhat(draws: Array) -> Floats:
-    """Return the rank-normalised split R-hat: the larger one of that of the draws and of their distances to the median.
+    """Return the rank-normalised split R-hat: the larger of the values for the draws and for the folded draws.
 
-    sqrt(((n - 1)/n W + B) / W) of normal scores of ranks, with W the variance within halves of chains and B the one
-    between their means. It is near 1 if chains agree in location and in spread; above 1.01 they should not be trusted.
+    R-hat is sqrt(((n - 1)/n W + B) / W) on the normal scores of ranks, with W the variance within half-chains and B the
+    variance between their means. It is near 1 if chains agree in location and scale; do not trust values above 1.01.
     """
     halves = _halves(_checked(draws))
     folded = np.abs(halves - np.median(halves, axis=(0, 1)))
@@ -30,10 +30,10 @@ def rhat(draws: Array) -> Floats:
 
 
 def ess(draws: Array) -> Floats:
-    """Return the effective sample size of the bulk: chains * draws / tau for normal scores of ranks of split chains.
+    """Return the bulk effective sample size: chains * draws / tau for normal scores of ranks of split chains.
 
-    tau = 1 + 2 sum_t rho_t, summed by Geyer's initial monotone sequence, with rho_t from all chains together, so that
-    chains that disagree have few effective draws. At most chains * draws * log10(chains * draws).
+    tau = 1 + 2 sum_t rho_t, summed by Geyer's initial monotone sequence. rho_t combines all chains, so chains that
+    disagree have a small effective sample size. The maximum is chains * draws * log10(chains * draws).
     """
     halves = _normal_scores(_halves(_checked(draws)))
     chains, n, _ = halves.shape
@@ -51,9 +51,9 @@ def ess(draws: Array) -> Floats:
 def _geyer(rho: Floats) -> Floats:
     """Return the autocorrelation time from autocorrelations (lags, quantities).
 
-    Sums of neighbours, rho_2t + rho_2t+1, are positive and fall for a reversible chain. They are added as long as they
-    are positive, each at most as large as the one before it; of the first pair that is left out, or of the last one
-    that there is, the even term is added if it is positive.
+    For a reversible chain the pair sums rho_2t + rho_2t+1 are positive and decreasing. They are added while they are
+    positive, each capped at the one before. Of the first pair that is left out, or of the last pair, the even term is
+    added if it is positive.
     """
     lags, quantities = rho.shape
     most = max(0, (lags - 3) // 2)
@@ -72,7 +72,7 @@ def _checked(draws: Array) -> Floats:
 
 
 def _halves(values: Floats) -> Floats:
-    """Return both halves of every chain as chains of their own; the middle draw of an odd number is left out."""
+    """Return the halves of every chain as separate chains; the middle draw of an odd number is dropped."""
     half = values.shape[1] // 2
     return np.concatenate([values[:, :half], values[:, -half:]])
 

@@ -1,4 +1,4 @@
-"""The loop of methods that distil through a pool of networks."""
+"""The outer loop of methods that distil through a pool of networks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bpcbench_torch.targets import centred_targets
 
 
 def initial_images(method: PoolMethod, data: Data, ipc: int, given: Given, seed: int) -> tuple[Array, Array]:
-    """Return the images a coreset starts from, in network space, and the class of each."""
+    """Return the initial images of a coreset, in network space, and the class of each."""
     chosen = per_class(data.labels, ipc, seed)
     classes = np.asarray(data.labels)[chosen]
     pixels = np.asarray(data.train.images[chosen])
@@ -42,9 +42,9 @@ def cosine(step: int, total: int, final: float) -> float:
 def distil(
     method: PoolMethod, data: Data, ipc: int, given: Given, ctx: Context, *, source: Data | None = None
 ) -> Coreset:
-    """Run the loop of a method and return its last iterate.
+    """Run the outer loop of a method and return its last iterate.
 
-    The initial images come from `data`, where all methods find the same ones, the real batches from `source` if given.
+    The initial images come from `data`, so that all methods share them; real batches come from `source` if given.
     """
     count = data.facts.classes
     start, classes = initial_images(method, data, ipc, given, ctx.seed)
@@ -67,7 +67,7 @@ def distil(
     )
     batches = Batches(source or data, given.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device)
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed + 2)
-    # Of its own, on the CPU: which operation is drawn decides what is launched, and must not wait for the device.
+    # A separate CPU generator: the drawn operation decides what is launched, and must not wait for the device.
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
     augment = partial(strategy(method.augmentation_used(), data.facts.shape[0]), generator=generator, chooser=chooser)
     compute = Computation(method, len(data.train), ctx)
@@ -102,7 +102,7 @@ def distil(
         factor = cosine(step, method.steps, method.final_lr)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
-        # Only what is learned: gradients of the network's weights would be computed in vain.
+        # Only for learned tensors: gradients of the network's weights are not needed.
         for tensor, gradient in zip(learned, torch.autograd.grad(values["loss"], learned), strict=True):
             tensor.grad = gradient
         optimizer.step()

@@ -1,7 +1,7 @@
 """Differentiable distortions of image batches, one parameter per image.
 
-Plain functions take images (n, c, h, w) and parameters of n entries on the same device. The classes `FRePo` and `DSA`
-draw these parameters in the ranges of their papers' code, from the generator they are given and from nothing else.
+Plain functions take images (n, c, h, w) and parameters (n,) on the same device. The classes `FRePo` and `DSA` draw the
+parameters in the ranges of their papers' code, only from the given generator.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Padding = Literal["border", "zeros"]
 def warp(images: Tensor, matrices: Tensor, padding: Padding = "border") -> Tensor:
     """Return images whose pixel at u is the source's at A u + b, with bilinear interpolation.
 
-    `matrices` (n, 2, 3) are [A | b] in pixels, (x, y), with the centre of the image as origin. Outside of the source
-    is its nearest edge pixel (`border`) or zero (`zeros`).
+    `matrices` (n, 2, 3) are [A | b] in pixels, (x, y), with the centre of the image as origin. Outside the source the
+    value is that of the nearest edge pixel (`border`) or zero (`zeros`).
     """
-    # affine_grid has the outermost pixel centres at ±1. Scalars, for a tensor of them would be copied to the device.
+    # affine_grid has the outermost pixel centres at ±1. Scalars, because a tensor would be copied to the device.
     height, width = ((max(side, 2) - 1) / 2 for side in images.shape[-2:])
     (xx, xy, x), (yx, yy, y) = (row.unbind(1) for row in matrices.unbind(1))
     entries = [xx, xy * (height / width), x / width, yx * (width / height), yy, y / height]
@@ -43,19 +43,19 @@ def affine(scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def rotation(degrees: Tensor) -> Tensor:
-    """Return rotations about the centre by angles (n,): counter-clockwise as one sees the image, if positive."""
+    """Return rotations about the centre by angles (n,); positive angles turn the image counter-clockwise."""
     radians = degrees * (math.pi / 180)
     cos, sin, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
     return torch.stack([cos, -sin, zero, sin, cos, zero], 1).view(-1, 2, 3)
 
 
 def flip(images: Tensor, chosen: Tensor) -> Tensor:
-    """Return images of which the chosen ones, (n,) of bool, are mirrored left to right."""
+    """Return images with the chosen ones, bool (n,), mirrored left to right."""
     return torch.where(_each(chosen), images.flip(-1), images)
 
 
 def erase(images: Tensor, top: Tensor, left: Tensor, size: int) -> Tensor:
-    """Return images with a square of zeros whose upper left pixel is at (top, left), both (n,); it may stick out."""
+    """Return images with a square of zeros whose top left pixel is (top, left), both (n,); it may exceed the image."""
     rows = torch.arange(images.shape[-2], device=images.device) - top[:, None]
     columns = torch.arange(images.shape[-1], device=images.device) - left[:, None]
     inside = ((rows >= 0) & (rows < size))[:, :, None] & ((columns >= 0) & (columns < size))[:, None, :]
@@ -73,7 +73,7 @@ def contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def saturate(images: Tensor, factor: Tensor) -> Tensor:
-    """Return factor * (x - m) + m with m the mean of the channels at each pixel: nothing changes on one channel."""
+    """Return factor * (x - m) + m with m the mean over channels at each pixel; the identity for one channel."""
     return torch.lerp(images.mean(1, keepdim=True), images, _each(factor))
 
 
@@ -84,8 +84,8 @@ def _each(values: Tensor) -> Tensor:
 class Draws:
     """The operations of a family on one batch.
 
-    Geometric operations return matrices for `warp`, the others take images and return images. Numbers are drawn on the
-    generator's device and copied without waiting: from a CPU generator they are the same wherever the images are.
+    Geometric operations return matrices for `warp`; the others map images to images. Numbers are drawn on the
+    generator's device and copied asynchronously: a CPU generator gives the same numbers for images on any device.
     """
 
     padding: ClassVar[Padding]
@@ -98,7 +98,7 @@ class Draws:
         self.height, self.width = images.shape[-2:]
 
     def chain(self, images: Tensor, operations: Sequence[str]) -> Tensor:
-        """Return images after all operations; neighbouring geometric ones share one interpolation."""
+        """Return images after all operations; adjacent geometric ones share one interpolation."""
         matrices: Tensor | None = None
         for operation in operations:
             if operation in self.geometry:
@@ -116,12 +116,12 @@ class Draws:
         return (drawn * (high - low) + low).to(self.device, non_blocking=True)
 
     def below(self, limit: int) -> Tensor:
-        """Return whole numbers from 0 ... limit-1, (n,)."""
+        """Return integers from 0 ... limit-1, (n,)."""
         drawn = torch.randint(limit, (self.count,), generator=self.generator, device=self.generator.device)
         return drawn.to(self.device, non_blocking=True)
 
     def shift(self, share: float) -> Tensor:
-        """Return shifts of up to `share` of the width and of the height, in fractions of pixels, (n, 2)."""
+        """Return subpixel shifts of up to `share` of the width and height, (n, 2)."""
         return torch.stack([self.uniform(-share * side, share * side) for side in (self.width, self.height)], 1)
 
     def flip(self, images: Tensor) -> Tensor:
@@ -129,20 +129,20 @@ class Draws:
         return flip(images, self.uniform(0, 1) < 0.5)
 
     def rotate(self) -> Tensor:
-        """Turn by U(-15, 15) degrees."""
+        """Rotate by U(-15, 15) degrees."""
         return rotation(self.uniform(-15, 15))
 
 
 class FRePo(Draws):
-    """Operations of FRePo (Zhou, Nezhadarya & Ba, 2022), and the noise and brightness of VBPC (Kim et al., 2025)."""
+    """Operations of FRePo (Zhou, Nezhadarya & Ba, 2022), with the noise and brightness of VBPC (Lee et al., 2025)."""
 
     padding: ClassVar[Padding] = "border"
     geometry: ClassVar[frozenset[str]] = frozenset({"crop", "rotate", "translate"})
 
     def noise(self, images: Tensor) -> Tensor:
-        """Add N(0, 0.01), read as a variance."""
-        place = self.generator.device
-        drawn = torch.randn(images.shape, generator=self.generator, device=place, dtype=self.dtype)
+        """Add N(0, 0.01), where 0.01 is taken as the variance."""
+        device = self.generator.device
+        drawn = torch.randn(images.shape, generator=self.generator, device=device, dtype=self.dtype)
         return images + (0.1 * drawn).to(self.device, non_blocking=True)
 
     def brightness(self, images: Tensor) -> Tensor:
@@ -161,12 +161,12 @@ class FRePo(Draws):
         return affine((1 / zoom).expand(-1, 2), self.shift(0.5) * (zoom - 1).abs() / zoom)
 
     def translate(self) -> Tensor:
-        """Shift by up to an eighth of each side, in fractions of pixels."""
+        """Shift by up to an eighth of each side, with subpixel precision."""
         shift = self.shift(0.125)
         return affine(torch.ones_like(shift), shift)
 
     def cutout(self, images: Tensor) -> Tensor:
-        """Erase a square of a quarter of the shorter side, wholly inside."""
+        """Erase a square of a quarter of the shorter side, entirely inside the image."""
         size = min(self.height, self.width) // 4
         return erase(images, self.below(self.height - size + 1), self.below(self.width - size + 1), size)
 
@@ -190,13 +190,13 @@ class DSA(Draws):
         return affine(torch.ones_like(shift), shift)
 
     def cutout(self, images: Tensor) -> Tensor:
-        """Erase a square of half the side whose centre is anywhere, so that it may stick out."""
+        """Erase a square of half the side, centred anywhere, so that it may exceed the image."""
         size = int(min(self.height, self.width) * 0.5 + 0.5)
-        # The centre of an even square lies between pixels: there is one place more for it.
+        # The centre of an even square lies between pixels, so it has one more position.
         top, left = (self.below(side + 1 - size % 2) - size // 2 for side in (self.height, self.width))
         return erase(images, top, left, size)
 
     def scale(self) -> Tensor:
-        """Scale each side by a factor of its own from U(1/1.2, 1.2)."""
+        """Scale each side by an independent factor from U(1/1.2, 1.2)."""
         scale = torch.stack([self.uniform(1 / 1.2, 1.2) for _ in range(2)], 1)
         return affine(scale, torch.zeros_like(scale))

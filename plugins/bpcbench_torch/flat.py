@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 Statistics = Literal["batch"] | Mapping[str, Tensor]
-"""Where BatchNorm takes mean and variance from: the images at hand, or buffers by name."""
+"""The source of BatchNorm's mean and variance: the current batch, or buffers by name."""
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class FlatNetwork:
-    """The function f(x; theta) of a module, with all its parameters in one vector, in the order of `parameters()`.
+    """The function f(x; theta) of a module, with all parameters in one vector, in the order of `parameters()`.
 
-    Nothing is stored between calls: equal arguments give equal logits, and the module handed in is never changed. A
-    call is differentiable in theta and in the images, also twice, and works under `torch.func.vmap` over either.
-    Random layers such as dropout are off.
+    Calls have no state: equal arguments give equal logits, and the given module is never modified. A call is twice
+    differentiable in theta and in the images, and works under `torch.func.vmap` over either. Random layers such as
+    dropout are off.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,16 +32,16 @@ class FlatNetwork:
         """Number of parameters."""
         self._initial = torch.cat([value.detach().reshape(-1) for value in named.values()])
         self.buffers: dict[str, Tensor] = {name: value.detach().clone() for name, value in module.named_buffers()}
-        """The module's buffers, as they were handed in."""
+        """A copy of the given module's buffers."""
         self.row_wise: bool = not any(isinstance(part, _BATCH_NORMS) for part in module.modules())
         """Whether the logits of an image never depend on the other images of its batch."""
         self._fixed = copy.deepcopy(module).requires_grad_(False).eval()
         self._free = copy.deepcopy(self._fixed)
-        # Norms without running statistics: they use those of the batch, and have nothing to update in place.
+        # Norms without running statistics use those of the batch, and update nothing in place.
         torch.func.replace_all_batch_norm_modules_(self._free)
 
     def initial(self) -> Tensor:
-        """Return the parameters that the module was handed in with, as a new vector."""
+        """Return the parameters of the given module as a new vector."""
         return self._initial.clone()
 
     def __call__(self, theta: Tensor, images: Tensor, *, statistics: Statistics = "batch") -> Tensor:
@@ -60,9 +60,9 @@ class FlatNetwork:
 
     @torch.no_grad()
     def recomputed_statistics(self, theta: Tensor, images: Tensor) -> dict[str, Tensor]:
-        """Return buffers in which every BatchNorm has the statistics of exactly these images, seen as one batch.
+        """Return buffers in which every BatchNorm has the statistics of exactly these images as one batch.
 
-        Variances are the unbiased ones that torch keeps for predictions. Other buffers are the initial ones.
+        Variances are unbiased, as torch stores them for predictions. Other buffers keep their initial values.
         """
         buffers = {name: value.clone() for name, value in self.buffers.items()}
         if not self.row_wise:

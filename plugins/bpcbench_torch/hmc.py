@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo of several chains in step."""
+"""Hamiltonian Monte Carlo with several chains in lockstep."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bpcbench_torch.potential import Potential
 from bpcbench_torch.sghmc import normal
 
 _JITTER = 0.2
-"""Each trajectory's step size is drawn from 1 +- this, so that no chain runs in a closed orbit."""
+"""Relative jitter of each trajectory's step size, which keeps chains from periodic orbits."""
 
 
 def leapfrog(
     potential: Potential, theta: Tensor, momentum: Tensor, gradient: Tensor, step_size: Tensor, steps: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return position, momentum, energy and gradient after `steps` leapfrog steps; arguments are left as they are.
+    """Return position, momentum, energy and gradient after `steps` leapfrog steps; the arguments are not modified.
 
-    Half a kick, a drift, half a kick: m -= eps/2 grad E; theta += eps m; m -= eps/2 grad E, with inner halves joined.
-    Going on with the momentum turned round leads back, and the energy E + |m|^2/2 is off by O(eps^2).
+    Half a kick, a drift, half a kick: m -= eps/2 grad E; theta += eps m; m -= eps/2 grad E, inner kicks merged.
+    The map is reversible under a change of sign of the momentum, and its error in E + |m|^2/2 is O(eps^2).
     """
     momentum = momentum - step_size / 2 * gradient
     for left in range(steps, 0, -1):
@@ -37,8 +37,8 @@ class HMC:
     """HMC (Duane et al., 1987; Neal, 2011) with target exp(-E / T) and momenta N(0, T I).
 
     With H = E + |m|^2/2, the end of a trajectory is accepted with probability min(1, exp((H_start - H_end) / T)); a
-    trajectory that diverges is rejected. While burning in, each chain's step size is adapted to the wanted `acceptance`
-    by dual averaging (Hoffman & Gelman, 2014), and fixed thereafter; with 0 it is not adapted.
+    divergent trajectory is rejected. During burn-in, each chain's step size is adapted to the target `acceptance` by
+    dual averaging (Hoffman & Gelman, 2014), then fixed; a target of 0 turns adaptation off.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class HMC:
             self.energy, self.gradient = potential(self.theta)
         self.start = math.log(step_size)
         self.log_step = torch.full_like(self.energy, self.start, dtype=torch.float64)
-        # Of dual averaging: the smoothed logarithm of the step size, the mean lack of acceptance, the number of moves.
+        # State of dual averaging: the smoothed log step size, the mean shortfall of acceptance, the number of updates.
         self.average, self.shortfall = torch.zeros_like(self.log_step), torch.zeros_like(self.log_step)
         self.moves = torch.zeros_like(self.log_step[0])
 
     def state(self) -> dict[str, Any]:
-        """Return every object that changes from step to step."""
+        """Return all mutable objects."""
         names = ("theta", "energy", "gradient", "log_step", "average", "shortfall", "moves")
         draws = {f"noise.{chain}": generator for chain, generator in enumerate(self.generators)}
         return {**{name: getattr(self, name) for name in names}, **draws}
@@ -93,11 +93,11 @@ class HMC:
 
     @staticmethod
     def _hamiltonian(energy: Tensor, momentum: Tensor) -> Tensor:
-        # In double precision: the difference of two such numbers decides, divided by what may be a small temperature.
+        # In double precision: acceptance depends on a small difference divided by a possibly small temperature.
         return energy.double() + 0.5 * momentum.double().square().sum(1)
 
     def _adapt(self, probability: Tensor) -> None:
-        """Move log eps by dual averaging, with the constants of its authors: gamma 0.05, t0 10, kappa 0.75."""
+        """Update log eps by dual averaging with the authors' constants: gamma 0.05, t0 10, kappa 0.75."""
         self.moves += 1
         self.shortfall += (self.acceptance - probability - self.shortfall) / (self.moves + 10)
         self.log_step.copy_(self.start + math.log(10) - self.moves.sqrt() / 0.05 * self.shortfall)

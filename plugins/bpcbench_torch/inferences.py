@@ -1,4 +1,4 @@
-"""Plain training as inference: one network, or an ensemble of them. Torch is imported when something is fitted."""
+"""Plain training as inference: a single network or a deep ensemble. Torch is imported when fitting starts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bpcbench.records import Arrays, Coreset, Given, Offer
 class _Trained(Inference):
     """Networks trained on the coreset with Adam; the loss follows the coreset's convention (see `loss_for`).
 
-    Running statistics of BatchNorm come from the coreset alone. With `centred` targets the probabilities are the
-    softmax, at temperature 1, of outputs fitted to one-hot minus 1/k: good for accuracy, much too flat for NLL.
+    BatchNorm's running statistics come from the coreset alone. For `centred` targets the probabilities are the softmax,
+    at temperature 1, of outputs fitted to one-hot minus 1/k: good for accuracy, but far too flat for NLL.
     """
 
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
@@ -24,22 +24,22 @@ class _Trained(Inference):
 
     steps: int = option(300, "Adam steps per network")
     lr: float = option(1e-3, "learning rate")
-    batch_size: int = option(256, "images per step; a coreset that is not larger is used whole")
+    batch_size: int = option(256, "images per step; a smaller coreset is used whole")
     weight_decay: float = option(0.0, "L2 penalty added to the gradient")
-    cosine: bool = option(False, "let the learning rate fall to zero along a half cosine")
+    cosine: bool = option(False, "decay the learning rate to zero along a half cosine")
 
     def seeds(self, seed: int) -> list[int]:
         """Return the seed of every network."""
         return [seed]
 
     def accepts(self, offer: Offer) -> str | None:
-        """Return a reason for networks of another framework."""
+        """Return a reason to refuse networks of another framework."""
         if offer.network.framework != "torch":
-            return f"{self.name} trains torch networks, and {offer.network.name} is a {offer.network.framework} one"
+            return f"{self.name} trains torch networks, but {offer.network.name} is a {offer.network.framework} network"
         return None
 
     def fit(self, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
-        """Return the predictive of freshly trained networks, each trained in a loop of its own."""
+        """Return the predictive of newly trained networks, each trained in its own loop."""
         from bpcbench_torch.predictive import NetworkPredictive
         from bpcbench_torch.training import Schedule, train
 
@@ -54,7 +54,7 @@ class _Trained(Inference):
         return NetworkPredictive(models, sampled=self.sampled, device=ctx.device)
 
     def restore(self, arrays: Arrays, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
-        """Return the predictive with the parameters and buffers that were kept."""
+        """Return the predictive from stored parameters and buffers."""
         from bpcbench_torch.predictive import NetworkPredictive, load_arrays
 
         models = []
@@ -76,7 +76,7 @@ class NetworkInference(_Trained):
 class Ensemble(_Trained):
     """Deep ensemble (Lakshminarayanan et al., 2017): p(y|x) = mean over members of softmax(f_m(x)).
 
-    Members differ in their initial weights and, for coresets larger than a batch, in the order of the batches.
+    Members differ in their initial weights and, for coresets larger than a batch, in the batch order.
     """
 
     name: ClassVar[str] = "ensemble"
@@ -85,7 +85,7 @@ class Ensemble(_Trained):
     members: int = option(5, "number of networks")
 
     def accepts(self, offer: Offer) -> str | None:
-        """Return a reason for an empty ensemble or networks of another framework."""
+        """Return a reason to refuse an empty ensemble or networks of another framework."""
         if self.members < 1:
             return f"{self.name} needs at least 1 member, got {self.members}"
         return super().accepts(offer)

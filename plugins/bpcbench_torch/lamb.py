@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 
 class Lamb(Optimizer):
-    """Adam whose step for a tensor is as long as the tensor itself, times the learning rate.
+    """Adam with each tensor's step scaled to the norm of the tensor, times the learning rate.
 
         u = m^ / (sqrt(v^) + eps) + weight_decay * x,    x <- x - lr * (||x|| / ||u||) * u,
 
@@ -63,6 +63,6 @@ class Lamb(Optimizer):
         scale = (state["exp_avg_sq"] / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
         update = average.div_(scale).add_(parameter, alpha=group["weight_decay"])
         length, size = parameter.norm(), update.norm()
-        # torch.where and not `if`: a condition in Python would wait for the device.
+        # torch.where instead of `if`: a Python condition would wait for the device.
         trust = torch.where((length > 0) & (size > 0), length / size, 1.0)
         parameter.sub_(update * trust * group["lr"])

@@ -29,22 +29,22 @@ class ConvNetwork(Network):
     norm: ClassVar[Literal["bn", "in", "gn", "nn"]]
 
     width: int = option(128, "filters of the first convolution")
-    growth: Literal[1, 2] = option(2, "factor by which the filters grow from block to block")
+    growth: Literal[1, 2] = option(2, "growth factor of the filters from block to block")
     init: Literal["lecun", "torch"] = option("lecun", "initialisation: LeCun's truncated normal, or torch's default")
     order: Literal["norm-first", "conv-first"] = option(
-        "norm-first", "norm in front of convolutions 2, 3, ... (FRePo's code) or behind every one (RCIG's)"
+        "norm-first", "norm before convolutions 2, 3, ... (FRePo's code) or after every convolution (RCIG's)"
     )
-    depth: int | None = option(None, "number of blocks; by resolution if not given: 2 at 8 px, 3 at 32, 4 at 64")
+    depth: int | None = option(None, "number of blocks; none: by resolution, 2 at 8 px, 3 at 32, 4 at 64")
 
     def blocks(self, shape: tuple[int, int, int]) -> int:
-        """Return the depth for images of this shape: the one asked for, or as many blocks as leave about 4x4 pixels.
+        """Return the depth for images of this shape: the option, or as many blocks as leave about 4x4 pixels.
 
-        That is 3 at 28 and 32 px, 4 at 64, 5 at 128; never fewer than 2.
+        The default is 3 at 28 and 32 px, 4 at 64, 5 at 128, and at least 2.
         """
         return self.depth if self.depth is not None else max(2, round(math.log2(min(shape[1:]))) - 2)
 
     def skip(self, facts: Facts) -> str | None:
-        """Return a reason if pooling would leave no pixel."""
+        """Return a reason to skip if pooling would leave no pixel."""
         depth = self.blocks(facts.shape)
         if self.width < 1 or depth < 1:
             return f"{self.name} needs a width and a depth of at least 1, got {self.width} and {depth}"
@@ -88,30 +88,30 @@ class ConvNetwork(Network):
         )
 
     def epsilon(self) -> float:
-        """Return what a normalisation adds to variances: Flax's value."""
+        """Return the constant added to variances: Flax's default."""
         return 1e-6
 
 
 @dataclass(frozen=True)
 class ConvBN(ConvNetwork):
-    """ConvNet with BatchNorm; a new batch has the weight 0.9 in the running statistics, as in FRePo's code."""
+    """ConvNet with BatchNorm; in the running statistics a new batch has weight 0.9, as in FRePo's code."""
 
     name: ClassVar[str] = "conv-bn"
     norm: ClassVar[Literal["bn"]] = "bn"
 
     def epsilon(self) -> float:
-        """Return Flax's value for BatchNorm."""
+        """Return Flax's default for BatchNorm."""
         return 1e-5
 
 
 @dataclass(frozen=True)
 class ConvIN(ConvNetwork):
-    """ConvNet with instance norm, that is group norm with one channel per group, with scale and shift."""
+    """ConvNet with instance norm (group norm with one channel per group), with scale and shift."""
 
     name: ClassVar[str] = "conv-in"
     norm: ClassVar[Literal["in"]] = "in"
 
-    eps: float = option(1e-6, "what is added to variances: Flax's 1e-6, or torch's 1e-5", absent=1e-6)
+    eps: float = option(1e-6, "constant added to variances: 1e-6 is Flax's, 1e-5 torch's", absent=1e-6)
 
     def epsilon(self) -> float:
         """Return the option."""
@@ -120,13 +120,13 @@ class ConvIN(ConvNetwork):
 
 @dataclass(frozen=True)
 class ConvGN(ConvNetwork):
-    """ConvNet with group norm of 32 groups, or one per channel where there are fewer channels."""
+    """ConvNet with group norm of 32 groups, or one group per channel if there are fewer channels."""
 
     name: ClassVar[str] = "conv-gn"
     norm: ClassVar[Literal["gn"]] = "gn"
 
     def skip(self, facts: Facts) -> str | None:
-        """Return a reason also if the channels of a layer cannot be grouped."""
+        """Return a reason to skip also if the channels of a layer cannot be grouped."""
         filters = [self.width * self.growth**block for block in range(self.blocks(facts.shape))]
         for channels in filters[:-1] if self.order == "norm-first" else filters:
             if channels > _GROUPS and channels % _GROUPS:

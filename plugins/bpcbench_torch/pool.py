@@ -1,4 +1,4 @@
-"""A pool of networks at different stages of training on a coreset, which distillation draws from (FRePo, 2022)."""
+"""FRePo's pool of networks at different stages of training on a coreset (Zhou, Nezhadarya & Ba, 2022)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 class Pool:
-    """`size` networks, each with its own Adam; one that has been updated `updates` times starts afresh.
+    """`size` networks, each with its own Adam; a network is replaced after `updates` updates.
 
-    The counters start staggered, at multiples of updates / size, although all weights are new, so that not all
-    networks are replaced at once. All draws come from one generator, and the whole pool is one state for checkpoints.
+    The counters start staggered at multiples of updates / size, although all weights are new, so that networks are not
+    all replaced at once. All draws come from one generator. A checkpoint holds the whole pool.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Pool:
         return torch.optim.Adam(model.parameters(), self.lr, fused=self.device in ("cpu", "cuda"))
 
     def draw(self) -> nn.Module:
-        """Return one of the networks, drawn uniformly, in evaluation mode."""
+        """Return a uniformly drawn network, in evaluation mode."""
         self.current = int(torch.randint(len(self.models), (), generator=self.generator))
         return self.models[self.current]
 
     def update(self, loss: Loss) -> None:
-        """Take one step of the network drawn last on `loss(model)`, in training mode, or replace it if it is due."""
+        """Train the last drawn network for one step on `loss(model)`, or replace it if it is due."""
         index = self.current
         if self.counters[index] >= self.updates:
             self.models[index] = self._fresh()
@@ -73,7 +73,7 @@ class Pool:
         self.counters[index] += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that changes."""
+        """Return the mutable state."""
         return {
             "models": [model.state_dict() for model in self.models],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],

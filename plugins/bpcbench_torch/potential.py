@@ -1,4 +1,4 @@
-"""The energy that samplers follow: minus the log of a prior times the likelihood of a coreset, in flat parameters."""
+"""The energy that samplers target: the negative log of prior times coreset likelihood, in flat parameters."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.training import loss_for
 
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From parameters (chains, size) to energies (chains,) and their gradients (chains, size)."""
+"""Maps parameters (chains, size) to energies (chains,) and their gradients (chains, size)."""
 
 Batch = tuple[Tensor, Tensor]
 PriorKind = Literal["l2", "norm", "gaussian"]
 
 _STRENGTH = 1.5 / (0.1 * math.sqrt(320010))
-"""The pull of BPC-D's prior per unit of theta where its chains start: wd 1.5, theta of std 0.1, 320,010 numbers."""
+"""The force of BPC-D's prior per unit of theta at the start of its chains: weight 1.5, 320,010 entries of std 0.1."""
 
 
 @dataclass(frozen=True)
 class Prior:
     """The energy of the prior, for a coreset of n rows.
 
-    `l2`: n w/2 ||theta||^2. `norm`: n w ||theta||, the one of BPC-D's code (Kim et al., 2022), whose pull does not
-    fade near the origin. Both grow with the coreset, so that they weigh as much against a mean loss whatever n is.
-    `gaussian`: w/2 ||theta||^2, a prior in the strict sense: N(0, T/w) whatever the coreset is.
+    `l2`: n w/2 ||theta||^2. `norm`: n w ||theta||, as in BPC-D's code (Kim et al., 2022), whose force does not vanish
+    near the origin. Both scale with n, so their weight relative to the mean loss does not depend on it. `gaussian`:
+    w/2 ||theta||^2, a proper prior N(0, T/w) that does not depend on the coreset.
     """
 
     kind: PriorKind
@@ -38,10 +38,10 @@ class Prior:
 
     @classmethod
     def of(cls, kind: PriorKind, weight: float | None, size: int) -> Prior:
-        """Return the prior with a given weight or, for None, one that does not depend on the size of the network.
+        """Return the prior with the given weight or, for None, with BPC-D's weight adapted to the network's size.
 
-        That is BPC-D's own weight for its own network and, since ||theta|| grows with the root of the number of
-        parameters, this root times less for a smaller one: its weight 1.5 drives a small network to zero.
+        For BPC-D's own network this is its own weight. ||theta|| grows with the square root of the number of
+        parameters, so the weight of `norm` is scaled by that root: unscaled, it drives a small network to zero.
         """
         if weight is None:
             weight = {"l2": _STRENGTH, "norm": _STRENGTH * 0.1 * math.sqrt(size), "gaussian": 1.0}[kind]
@@ -57,9 +57,9 @@ class Prior:
 class CoresetPotential:
     """E(theta) = n * mean loss of f(x; theta) over the coreset + prior; the loss follows the coreset's convention.
 
-    A `Potential`. BatchNorm sees the rows at hand. `choose` says which rows a chain meets at a call: None, all of
-    them as they are; else it is called for every chain at every call. With `batched` all chains go through the
-    network together, else one after the other: the same numbers up to rounding.
+    A `Potential`. BatchNorm uses the statistics of the current rows. `choose` has one function per chain that returns
+    its rows at each call; None uses all rows unchanged. With `batched` all chains go through the network together,
+    otherwise one at a time; the results are equal up to rounding.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CoresetPotential:
         self.rows = len(images)
 
     def energy(self, theta: Tensor, images: Tensor, targets: Tensor) -> Tensor:
-        """Return the energy of one chain's parameters (size,), with these rows standing for all."""
+        """Return the energy of one chain's parameters (size,), estimated from these rows."""
         outputs = self.network(theta, images, statistics="batch")
         return self.rows * loss_for(self.convention, outputs, targets) + self.prior(theta, self.rows)
 
@@ -87,11 +87,11 @@ class CoresetPotential:
         batches = [choose() for choose in self.choose] if self.choose else [(self.images, self.targets)] * len(theta)
         if self.batched:
             return self._together(theta, batches)
-        found = [self._alone(one, *batch) for one, batch in zip(theta, batches, strict=True)]
-        return torch.stack([energy for energy, _ in found]), torch.stack([gradient for _, gradient in found])
+        pairs = [self._alone(one, *batch) for one, batch in zip(theta, batches, strict=True)]
+        return torch.stack([energy for energy, _ in pairs]), torch.stack([gradient for _, gradient in pairs])
 
     def loss(self, theta: Tensor, energy: Tensor) -> Tensor:
-        """Return the mean loss (chains,) that belongs to energies of parameters (chains, size)."""
+        """Return the mean loss (chains,) given parameters (chains, size) and their energies (chains,)."""
         return (energy - self.prior(theta, self.rows)) / self.rows
 
     def _alone(self, theta: Tensor, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The predictive of one or several trained torch networks."""
+"""The predictive of one or more trained torch networks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bpcbench.api import Predictive
 from bpcbench.records import Array, Arrays
 
 _CHUNK = 250
-"""How many images go through a network at a time: bounds the memory of wide networks."""
+"""Images per forward pass; it bounds the memory of wide networks."""
 
 
 class NetworkPredictive(Predictive):
     """log softmax(f(x)) of trained networks in evaluation mode, computed in float32.
 
-    `sampled` says whether there is a member axis, (members, n, k), or one network, (n, k).
+    With `sampled` the result has a member axis, (members, n, k); without, it is that of one network, (n, k).
     """
 
     def __init__(self, models: Sequence[nn.Module], *, sampled: bool, device: str) -> None:
@@ -52,7 +52,7 @@ def state_arrays(models: Sequence[nn.Module]) -> dict[str, Array]:
 
 
 def load_arrays(model: nn.Module, arrays: Arrays, member: int) -> None:
-    """Set a network's parameters and buffers to those of one member of `NetworkPredictive.arrays()`."""
+    """Load one member of `NetworkPredictive.arrays()` into a network."""
     prefix = f"{member}."
     kept = {name[len(prefix) :]: torch.tensor(array) for name, array in arrays.items() if name.startswith(prefix)}
     model.load_state_dict(kept)

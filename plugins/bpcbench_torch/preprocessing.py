@@ -1,4 +1,4 @@
-"""Per-channel standardisation, in NumPy alone."""
+"""Per-channel standardisation, in NumPy only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bpcbench.records import Array, Arrays, Data
 
 _SMALLEST_STD = 1e-6
 _CHUNK = 4096
-"""How many images are counted at a time: NumPy widens bytes to 8 bytes while it counts them."""
+"""Images per chunk of the histogram: NumPy's bincount widens every byte to 8 bytes."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,16 @@ class Standardize(Preprocessing):
     """(x / 255 - mean_c) / std_c with the mean and the population std of channel c over all training pixels.
 
     Both are exact: they come from integer sums over a histogram of the 256 grey levels. std_c is at least 1e-6. With
-    `spread: images` std_c is the mean over images of the std of each, which is smaller: the constants 0.2023, 0.1994,
-    0.2010 that much public code has for CIFAR-10 are that.
+    `spread: images` std_c is the mean over images of each image's std, which is smaller. The constants 0.2023, 0.1994,
+    0.2010 for CIFAR-10 in much public code are of this kind.
     """
 
     name: ClassVar[str] = "standardize"
+    default: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ()
 
     spread: Literal["pixels", "images"] = option(
-        "pixels", "std over all pixels, or the mean over images of their own", absent="pixels"
+        "pixels", "std over all pixels, or the mean over images of each image's std", absent="pixels"
     )
 
     def fit(self, data: Data, ctx: Context) -> Arrays:
@@ -41,7 +42,7 @@ class Standardize(Preprocessing):
         return {"mean": mean.copy(), "std": np.maximum(std, _SMALLEST_STD)}
 
     def apply(self, images: Array, arrays: Arrays) -> Array:
-        """Return standardised images, rounded once from float64."""
+        """Return standardised images, computed in float64 and rounded once to float32."""
         if images.dtype != np.uint8:
             raise ValueError(f"standardize takes raw uint8 images, got {images.dtype}")
         levels = np.arange(256) / 255
@@ -59,7 +60,7 @@ class Standardize(Preprocessing):
 
 
 def _histograms(images: Array) -> Array:
-    """Return how often each grey level occurs in each channel, (channels, 256)."""
+    """Return the count of each grey level in each channel, (channels, 256)."""
     counts = np.zeros((images.shape[1], 256), np.int64)
     for start in range(0, len(images), _CHUNK):
         chunk = images[start : start + _CHUNK]

@@ -1,4 +1,4 @@
-"""Regressing a fresh network on a coreset's real-valued targets: what `vi` and `frepo` have in common."""
+"""Regression of a new network on a coreset's real-valued targets, shared by `vi` and `frepo`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bpcbench_torch.targets import centred_targets
 
 
 def tensors(coreset: Coreset, label_scale: float, device: str) -> tuple[Tensor, Tensor]:
-    """Return a coreset's images and its targets, read as real-valued ones, on the device."""
+    """Return a coreset's images and its real-valued targets, on the device."""
     images = torch.tensor(coreset.images, device=device)
     return images, torch.tensor(centred_targets(coreset, label_scale), device=device)
 
@@ -30,9 +30,9 @@ def regress(
     augmentation: str,
     label_scale: float,
 ) -> nn.Module:
-    """Return a fresh network after `steps` Adam steps of 0.5 * mean ||f(x) - y||^2, in evaluation mode.
+    """Return a new network after `steps` Adam steps on 0.5 * mean ||f(x) - y||^2, in evaluation mode.
 
-    A coreset of more than `rows` images is drawn from anew at every step. `rate` gives the learning rate of a step.
+    Every step uses `rows` random images if the coreset has more. `rate` maps a step to its learning rate.
     """
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
     images, targets = tensors(coreset, label_scale, ctx.device)

@@ -1,4 +1,4 @@
-"""The predictive of sampled network parameters: drawing the samples, and averaging what they say."""
+"""The predictive of sampled network parameters: sampling, and Bayesian model averaging."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from bpcbench_torch.samplers import Sampler
 from bpcbench_torch.strategy import strategy
 
 _CHUNK = 250
-"""How many images go through a network at a time."""
+"""Images per forward pass."""
 _STATISTICS_ROWS = 5000
-"""How many images BatchNorm's statistics are taken from at a time; those of larger sets are averaged over parts."""
+"""The largest batch for BatchNorm's statistics; for larger coresets they are averaged over parts."""
 _PROBES = 50
-"""How many images of the coreset diagnostics look at."""
+"""Coreset images used for diagnostics."""
 _INFINITE = 1e9
 
 Members = Callable[[int], Tensor]
-"""Gives the parameters (size,) of a member by its number."""
+"""Maps the index of a member to its parameters (size,)."""
 
 
 class SampledPredictive(Predictive):
     """Bayesian model averaging: p(y|x) = mean over samples s of softmax(f(x; theta_s)), members first.
 
-    `scale` is a factor of the outputs f. Each sample has BatchNorm statistics of its own, computed from the coreset
-    alone. All members see a batch of images before the next batch is read.
+    `scale` multiplies the outputs f. Each sample has its own BatchNorm statistics, computed from the coreset alone.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class SampledPredictive(Predictive):
         return np.stack(members)
 
     def arrays(self) -> Arrays | None:
-        """Return `theta` (members, size) and each sample's statistics, or None if samples are not to be kept."""
+        """Return `theta` (members, size) and each sample's statistics, or None if `keep` is off."""
         if not self.keep:
             return None
         count = len(self.statistics)
@@ -74,7 +73,7 @@ class SampledPredictive(Predictive):
 
 
 def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) -> SampledPredictive:
-    """Run the chains on a coreset, log how well they agree, and return the predictive of their samples."""
+    """Run the chains on a coreset, log convergence diagnostics, and return the predictive of the samples."""
     if ctx.precision != "float32":
         raise ValueError(f"{inference.name} computes in float32, not in {ctx.precision!r}")
     shape, seeds = coreset.images.shape[1:], inference.seeds(ctx.seed)
@@ -121,7 +120,7 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
 
 
 def restore(inference: Sampler, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> SampledPredictive:
-    """Return the predictive of samples that were kept."""
+    """Return the predictive of stored samples."""
     flat = FlatNetwork(network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device))
     theta = torch.tensor(arrays["theta"])
     prefix = "statistics."
@@ -139,19 +138,19 @@ def restore(inference: Sampler, arrays: Arrays, coreset: Coreset, network: Netwo
 
 
 def agreement(predictive: SampledPredictive, images: Array, chains: int) -> dict[str, float]:
-    """Return R-hat and effective sample size of the class probabilities of some images: the worst and the median.
+    """Return the worst and the median R-hat and effective sample size of the class probabilities of some images.
 
-    Function values, not parameters, for a network's parameters may be permuted without any change to what it says.
+    Diagnostics use function values, because a network's parameters can be permuted without changing its function.
     """
     probes = images[np.unique(np.linspace(0, len(images) - 1, _PROBES).round().astype(int))]
     log_probs = predictive.log_probs(probes)
     draws = log_probs.reshape(chains, len(log_probs) // chains, -1)
     if draws.shape[1] < diagnostics.SMALLEST:
         return {}
-    found = {"rhat": diagnostics.rhat(draws), "ess": diagnostics.ess(draws)}
-    # A class that every sample gives the same probability tells nothing; chains that stand still at places of their
-    # own have an infinite R-hat, which is no reason to end the stage.
-    varying = {name: np.minimum(values[~np.isnan(values)], _INFINITE) for name, values in found.items()}
+    diagnosed = {"rhat": diagnostics.rhat(draws), "ess": diagnostics.ess(draws)}
+    # A class with the same probability in every sample is uninformative. Chains that stand still at different points
+    # have an infinite R-hat, which must not fail the stage.
+    varying = {name: np.minimum(values[~np.isnan(values)], _INFINITE) for name, values in diagnosed.items()}
     worst = {"rhat": np.max, "ess": np.min}
     return {
         f"{name}{suffix}": float(reduce(values))
@@ -162,9 +161,9 @@ def agreement(predictive: SampledPredictive, images: Array, chains: int) -> dict
 
 
 class _Chooser:
-    """Draws the rows of one chain: a random batch of a coreset that is larger than one, augmented.
+    """Draws the rows of one chain: an augmented random batch, or the whole coreset if it fits in one.
 
-    Not from the chain's noise, so that what is drawn here does not change how the chain is kicked.
+    It has its own generators, so that its draws do not change the noise of the chain.
     """
 
     def __init__(self, images: Tensor, targets: Tensor, inference: Sampler, seed: int) -> None:
@@ -183,13 +182,13 @@ class _Chooser:
 
 
 def _statistics(network: FlatNetwork, theta: Tensor, images: Tensor, seed: int) -> dict[str, Tensor]:
-    """Return BatchNorm's statistics of the coreset, averaged over shuffled parts of equal size if it is large."""
+    """Return BatchNorm's statistics on the coreset, averaged over shuffled parts of equal size if it is large."""
     if not network.buffers or len(images) <= _STATISTICS_ROWS:
         return network.recomputed_statistics(theta, images)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed)).to(images.device)
     parts = order.tensor_split(math.ceil(len(images) / _STATISTICS_ROWS))
-    found = [network.recomputed_statistics(theta, images[rows]) for rows in parts]
+    buffers = [network.recomputed_statistics(theta, images[rows]) for rows in parts]
     return {
-        name: torch.stack([part[name] for part in found]).mean(0) if value.is_floating_point() else value
-        for name, value in found[0].items()
+        name: torch.stack([part[name] for part in buffers]).mean(0) if value.is_floating_point() else value
+        for name, value in buffers[0].items()
     }

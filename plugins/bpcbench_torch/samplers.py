@@ -1,4 +1,4 @@
-"""Sampling the parameters of networks as inference: SGHMC and HMC. Torch is imported when something is fitted."""
+"""Inference by sampling network parameters: SGHMC and HMC. Torch is imported when fitting starts."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ if TYPE_CHECKING:
 class Sampler(Inference):
     """Bayesian model averaging over samples of exp(-E(theta) / T), E the loss summed over the coreset plus the prior.
 
-    The loss follows the coreset's convention, as for `network` and `ensemble`: cross-entropy for `class` and
-    `probabilities`; for `centred` targets, real and unbounded, 0.5 ||f - y||^2, a Gaussian likelihood of unit variance
-    (of variance T at temperature T), with the softmax of the outputs as probabilities. With `standardise` the targets
-    are divided by their root mean square s and the network's outputs multiplied by it: f = s g, 0.5 ||g - y/s||^2, a
-    variance of s^2 instead. Step sizes that suit class numbers then suit large targets, which else are too steep.
+    The loss follows the coreset's convention, as for `network` and `ensemble`. For `class` and `probabilities` it is
+    the cross-entropy. For `centred` targets it is 0.5 ||f - y||^2, a Gaussian likelihood of unit variance (variance T
+    at temperature T), with the softmax of the outputs as probabilities. With `standardise` the targets are divided by
+    their root mean square s and the network's outputs are multiplied by it: f = s g and 0.5 ||g - y/s||^2, a variance
+    of s^2. Step sizes that suit class labels then also suit large targets, whose energy is otherwise too steep.
 
-    While sampling, BatchNorm uses the rows at hand; predictions use statistics of the coreset, recomputed for every
-    sample.
+    While sampling, BatchNorm uses the statistics of the current rows. Predictions use statistics of the coreset,
+    recomputed for every sample.
 
-    Logged are the norm of theta, the training loss, and in the end the worst and the median R-hat and effective sample
-    size of class probabilities of coreset images (Vehtari et al., 2021).
+    The norm of theta and the training loss are logged, and at the end the worst and the median R-hat and effective
+    sample size of the class probabilities of coreset images (Vehtari et al., 2021).
     """
 
     # The diagnostics rank with scipy.stats, whose import takes longer than sampling a small network.
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim", "scipy.stats")
 
-    remedy: ClassVar[str] = "the first step is too large, and a smaller `lr` helps"
-    """What is said when the energy is not finite."""
+    remedy: ClassVar[str] = "the first step is too large; use a smaller `lr`"
+    """The advice in the error message for an energy that is not finite."""
 
-    chains: int = option(3, "number of chains, each from its own initial network")
-    samples: int = option(10, "samples kept of each chain")
+    chains: int = option(3, "number of chains, each with its own initial network")
+    samples: int = option(10, "samples kept per chain")
     burn: int = option(250, "steps before the first sample")
-    thin: int = option(25, "steps from sample to sample")
+    thin: int = option(25, "steps between samples")
     temperature: float = option(0.01, "T of exp(-E/T); below 1 the posterior is cold")
     prior: Literal["l2", "norm", "gaussian"] = option(
-        "l2", "l2: n w/2 |theta|^2, norm: n w |theta| as in BPC-D's code, gaussian: w/2 |theta|^2; n images"
+        "l2", "l2: n w/2 |theta|^2, norm: n w |theta| as in BPC-D's code, gaussian: w/2 |theta|^2; n: images"
     )
-    weight_decay: float | None = option(None, "w; none: BPC-D's, made independent of the network's size (gaussian: 1)")
+    weight_decay: float | None = option(None, "w; none: BPC-D's, adapted to the network's size (gaussian: 1)")
     start: Literal["network", "normal"] = option(
-        "network", "where chains start: initial weights of the network, or N(0, 0.01) as in BPC-D's code"
+        "network", "start of the chains: the network's initial weights, or N(0, 0.01) as in BPC-D's code"
     )
     standardise: bool = option(
-        False, "real targets: divide them by their root mean square, multiply the network's outputs by it", absent=False
+        False, "divide real targets by their root mean square, and multiply the network's outputs by it", absent=False
     )
     batched: bool = option(False, "send all chains through the network together; equal up to rounding")
     samples_in: Literal["memory", "disk"] = option("memory", "where samples are kept while chains run", key=False)
     keep: bool = option(
         True,
-        "keep the samples in the store, so that further splits need no new chains; takes all of them into memory",
+        "store the samples, so that further splits need no new chains; needs memory for all of them",
         key=False,
     )
 
@@ -78,47 +78,49 @@ class Sampler(Inference):
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
 
     def scale(self, coreset: Coreset) -> float:
-        """Return the factor of the network's outputs, by which the targets are divided."""
+        """Return the factor that multiplies the network's outputs and divides the targets."""
         if not self.standardise or coreset.convention != "centred":
             return 1.0
         return float(np.sqrt(np.mean(np.square(coreset.targets, dtype=np.float64)))) or 1.0
 
     def seeds(self, seed: int) -> list[int]:
-        """Return a seed per chain: those of an ensemble, so that chains start where its members do."""
+        """Return a seed per chain: those of an ensemble, so that chains start from its members' initial weights."""
         return Ensemble(members=self.chains).seeds(seed)
 
     def rows(self, count: int) -> int:
-        """Return how many of `count` coreset images a step looks at."""
+        """Return the number of images per step for a coreset of `count` images."""
         return count
 
     def augmentation_used(self) -> str:
-        """Return the name of the augmentation."""
+        """Return the name of the augmentation in use."""
         return "none"
 
     def stochastic(self, coreset: Coreset) -> bool:
-        """Say whether a step draws anything, rows or augmentations, beside the noise of the sampler."""
+        """Return whether a step draws rows or augmentations in addition to the sampler's noise."""
         return self.rows(len(coreset)) < len(coreset) or self.augmentation_used() != "none"
 
     @abc.abstractmethod
     def kernel(
         self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: int
     ) -> Kernel:
-        """Return the sampler of chains that start at theta, for a coreset of so many rows."""
+        """Return the sampler of chains that start at theta, for a coreset of `rows` rows."""
 
     def accepts(self, offer: Offer) -> str | None:
-        """Return a reason for networks of another framework."""
+        """Return a reason to refuse networks of another framework."""
         if offer.network.framework != "torch":
-            return f"{self.name} samples torch networks, and {offer.network.name} is a {offer.network.framework} one"
+            return (
+                f"{self.name} samples torch networks, but {offer.network.name} is a {offer.network.framework} network"
+            )
         return None
 
     def fit(self, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
-        """Return the predictive of freshly drawn samples."""
+        """Return the predictive of new samples."""
         from bpcbench_torch.sampled import fit
 
         return fit(self, coreset, network, ctx)
 
     def restore(self, arrays: Arrays, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
-        """Return the predictive of the samples that were kept."""
+        """Return the predictive of stored samples."""
         from bpcbench_torch.sampled import restore
 
         return restore(self, arrays, coreset, network, ctx)
@@ -129,17 +131,17 @@ class SGHMCInference(Sampler):
     """Stochastic gradient Hamiltonian Monte Carlo, the inference of the BPC papers (Kim et al., NeurIPS 2022).
 
     theta <- theta + eps m; m <- (1 - friction) m - eps grad E + sqrt(2 friction T) N(0, I), with eps^2 = lr / n for n
-    images: without noise this is SGD with learning rate lr and momentum 1 - friction on the mean loss. BPC-D's code
-    is lr 0.01, friction 0.1, T 0.01, prior norm, start normal, augmentation dsa, burn 250, thin 5, 50 samples, 1 chain.
+    images. Without noise it is SGD with learning rate lr and momentum 1 - friction on the mean loss. BPC-D's code uses
+    lr 0.01, friction 0.1, T 0.01, prior norm, start normal, augmentation dsa, burn 250, thin 5, 50 samples and 1 chain.
     """
 
     name: ClassVar[str] = "sghmc"
-    remedy: ClassVar[str] = "the chains diverge, and a smaller `lr` keeps them from it"
+    remedy: ClassVar[str] = "the chains diverge; use a smaller `lr`"
 
-    lr: float = option(0.01, "eps^2 n: the learning rate of the SGD that this is without its noise")
-    friction: float = option(0.1, "share of the momentum that is lost at every step")
-    batch_size: int = option(1000, "images per step; a coreset that is not larger is used whole")
-    augmentation: str = option("none", "strategy while sampling, such as dsa or paper")
+    lr: float = option(0.01, "eps^2 n, the learning rate of the equivalent SGD without noise")
+    friction: float = option(0.1, "fraction of the momentum lost per step")
+    batch_size: int = option(1000, "images per step; a smaller coreset is used whole")
+    augmentation: str = option("none", "augmentation strategy while sampling, such as dsa or paper")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,19 +170,19 @@ class SGHMCInference(Sampler):
 
 @dataclass(frozen=True)
 class HMCInference(Sampler):
-    """Hamiltonian Monte Carlo with Metropolis acceptance, for small networks: every step sees the whole coreset.
+    """Hamiltonian Monte Carlo with Metropolis acceptance, for small networks: every step uses the whole coreset.
 
     A step is a trajectory of `leapfrog` gradients. Its end is accepted with probability min(1, exp(-dH / T)), where H
-    is E plus the kinetic energy. Step sizes are adapted while burning in; see the curve `acceptance`.
+    is E plus the kinetic energy. Step sizes are adapted during burn-in; see the logged `acceptance`.
     """
 
     name: ClassVar[str] = "hmc"
 
     burn: int = option(50, "trajectories before the first sample")
-    thin: int = option(1, "trajectories from sample to sample")
+    thin: int = option(1, "trajectories between samples")
     leapfrog: int = option(20, "gradients per trajectory")
-    lr: float = option(0.01, "eps^2 n of the first step size eps")
-    acceptance: float = option(0.8, "share of accepted trajectories to adapt the step size to; 0: do not adapt it")
+    lr: float = option(0.01, "eps^2 n for the initial step size eps")
+    acceptance: float = option(0.8, "target acceptance rate of step size adaptation; 0: no adaptation")
 
     def __post_init__(self) -> None:
         super().__post_init__()

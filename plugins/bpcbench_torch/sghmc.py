@@ -1,4 +1,4 @@
-"""Stochastic gradient Hamiltonian Monte Carlo of several chains in step."""
+"""Stochastic gradient Hamiltonian Monte Carlo with several chains in lockstep."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bpcbench_torch.potential import Potential
 
 
 def normal(generators: Sequence[torch.Generator], like: Tensor) -> Tensor:
-    """Return standard normal numbers in the form of `like` (chains, size), each chain's from its own generator."""
+    """Return standard normal numbers in the shape of `like` (chains, size), drawn by each chain's own generator."""
     size, dtype = like.shape[1], like.dtype
     return torch.stack([torch.randn(size, generator=g, device=g.device, dtype=dtype) for g in generators])
 
 
 class SGHMC:
-    """SGHMC (Chen, Fox & Guestrin, ICML 2014) as BPC-D's code writes it (Kim et al., NeurIPS 2022).
+    """SGHMC (Chen, Fox & Guestrin, ICML 2014) as in BPC-D's code (Kim et al., NeurIPS 2022).
 
     theta <- theta + eps m, then m <- (1 - alpha) m - eps grad E(theta) + sqrt(2 alpha T) N(0, I), for a step size eps,
     a friction alpha and a temperature T. For small eps theta is distributed as exp(-E / T); for a quadratic energy of
-    curvature c its variance is T/c (1 + c eps^2 / (4 - 2 alpha) + ...). There is no acceptance, and the noise of a
-    stochastic gradient adds to the temperature.
+    curvature c its variance is T/c (1 + c eps^2 / (4 - 2 alpha) + ...). There is no acceptance step, and the noise of
+    a stochastic gradient raises the temperature.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class SGHMC:
         self.momentum = math.sqrt(temperature) * normal(self.generators, self.theta)
 
     def state(self) -> dict[str, Any]:
-        """Return every object that changes from step to step."""
+        """Return all mutable objects."""
         draws = {f"noise.{chain}": generator for chain, generator in enumerate(self.generators)}
         return {"theta": self.theta, "momentum": self.momentum, **draws}
 
     @torch.no_grad()
     def step(self, *, burning: bool) -> dict[str, Tensor]:
-        """Move all chains by one step; return their `energy` (chains,) where they have arrived."""
+        """Advance all chains by one step; return the `energy` (chains,) at the new parameters."""
         self.theta.add_(self.momentum, alpha=self.step_size)
         with torch.enable_grad():
             energy, gradient = self.potential(self.theta)

@@ -1,4 +1,4 @@
-"""From the name of an augmentation in a suite to the augmentation for images of a kind."""
+"""The augmentation for a strategy name of a suite and a number of image channels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _QUIET = "-quiet"
 
 
 def strategy(name: str, channels: int) -> Augmentation:
-    """Return the augmentation of a name; raise ValueError if there is none.
+    """Return the augmentation for a name; raise ValueError if the name is unknown.
 
-    `paper` (VBPC's list) and `frepo` stand for their lists for grey or RGB images; `-quiet` behind a name leaves out
-    the noise; anything else is read by `Augmentation`.
+    `paper` (VBPC's list) and `frepo` select their lists for grey or RGB images. The suffix `-quiet` removes the noise.
+    `Augmentation` parses all other names.
     """
     quiet, name = name.endswith(_QUIET), name.removesuffix(_QUIET)
     if name in _BY_CHANNELS:

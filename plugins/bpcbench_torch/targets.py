@@ -1,4 +1,4 @@
-"""Reading the targets of any coreset as the real-valued ones that regression needs."""
+"""The real-valued targets that regression needs, from a coreset of any convention."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bpcbench.records import Array, Coreset
 def centred_targets(coreset: Coreset, scale: float = 1.0) -> Array:
     """Return float32 targets (n, k) for a Gaussian likelihood.
 
-    `centred` targets are used as they are. Class numbers become one-hot rows; these and `probabilities` become
-    (p - 1/k) / sqrt(k/10) * scale, which is where VBPC's and FRePo's own labels start.
+    `centred` targets are returned unchanged. Class labels become one-hot rows; these and `probabilities` become
+    (p - 1/k) / sqrt(k/10) * scale, the initial labels of VBPC and FRePo.
     """
     if coreset.convention == "centred":
         return np.asarray(coreset.targets, np.float32)

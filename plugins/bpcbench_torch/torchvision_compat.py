@@ -1,14 +1,15 @@
-"""Import torchvision where its compiled operators do not fit the installed torch.
+"""Import torchvision even if its compiled operators do not match the installed torch.
 
-A torchvision built for another torch (the CUDA wheel beside a CPU-only torch) cannot load its extension and then
-fails at import with `operator torchvision::nms does not exist`, although all that this project and torchmetrics use of
-it is plain Python. Naming the operators is enough for the import; calling them still fails.
+A torchvision built for another torch (the CUDA wheel beside a CPU-only torch) cannot load its extension, and its import
+fails with `operator torchvision::nms does not exist`. This project and torchmetrics use only its Python code, and for
+that it is enough to declare the missing operators. Calling one of them still fails.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -17,14 +18,21 @@ import torch
 _SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
 _new_library: Any = torch.library.Library  # torch leaves it without annotations
 _libraries: list[torch.library.Library] = []
-"""Kept for the life of the process: a Library takes its operators with it when it is collected."""
+"""Kept for the life of the process: the operators of a Library vanish when it is garbage-collected."""
+_lock = threading.Lock()
 
 
 def import_torchvision() -> ModuleType:
-    """Return torchvision, declaring its missing operators if that is what stops the import; safe to call again.
+    """Return torchvision; declare its missing operators first if the import fails without them.
 
-    Call it before anything else imports torchvision (torchmetrics, timm). Other failures are raised as they are.
+    Call this before any other package (torchmetrics, timm) imports torchvision. Repeated and concurrent calls are safe.
+    Any other import error is raised unchanged.
     """
+    with _lock:
+        return _import()
+
+
+def _import() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:

@@ -18,7 +18,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @dataclass(frozen=True)
 class Schedule:
-    """How to train: Adam, the whole coreset at every step or, if it is larger than `batch_size`, shuffled batches."""
+    """Settings of Adam; a coreset larger than `batch_size` is used in shuffled batches, a smaller one whole."""
 
     steps: int
     lr: float
@@ -27,15 +27,15 @@ class Schedule:
     cosine: bool = False
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step: constant, or falling to zero along a half cosine."""
+        """Return the learning rate of a step: constant, or decaying to zero along a half cosine."""
         return self.lr * (0.5 + 0.5 * math.cos(math.pi * step / self.steps)) if self.cosine else self.lr
 
 
 def loss_for(convention: Convention, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss that fits a coreset's targets, averaged over rows.
+    """Return the loss for a coreset's convention, averaged over rows.
 
     `class`: -log softmax(f)_y. `probabilities`: -sum_j y_j log softmax(f)_j. `centred`: 0.5 * ||f - y||^2; the outputs
-    then estimate one-hot minus 1/k, and their softmax, though it ranks the classes, is far too flat as a probability.
+    then estimate one-hot minus 1/k, so their softmax ranks the classes but is far too flat as a probability.
     """
     if convention == "centred":
         return 0.5 * (outputs - targets).square().sum(1).mean()
@@ -43,7 +43,7 @@ def loss_for(convention: Convention, outputs: Tensor, targets: Tensor) -> Tensor
 
 
 def train(model: nn.Module, coreset: Coreset, schedule: Schedule, ctx: Context, *, seed: int, what: str = "") -> None:
-    """Train `model`, which lies on `ctx.device`, in place, and leave it ready for predictions, in evaluation mode.
+    """Train `model`, which is on `ctx.device`, in place, and leave it in evaluation mode.
 
     Precision `bf16` runs forward passes under autocast; parameters stay float32.
     """
@@ -83,8 +83,8 @@ def train(model: nn.Module, coreset: Coreset, schedule: Schedule, ctx: Context, 
 def settle_statistics(model: nn.Module, images: Tensor, batch_size: int, generator: torch.Generator) -> None:
     """Set the running statistics of every BatchNorm to those of `images`, in one pass in training mode.
 
-    Predictions in evaluation mode then depend on these images alone, never on the test batch. Larger sets go through
-    in shuffled batches of near equal size, whose statistics are averaged.
+    Predictions in evaluation mode then depend on these images alone, never on the test batch. More than `batch_size`
+    images are split into shuffled batches of nearly equal size, whose statistics are averaged.
     """
     norms = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
     if not norms:
@@ -96,7 +96,7 @@ def settle_statistics(model: nn.Module, images: Tensor, batch_size: int, generat
     model.train()
     parts = [torch.arange(len(images))]
     if len(images) > batch_size:
-        # Shuffled, for batches of one class each would miss the variance between classes.
+        # Shuffled, because batches of one class each would miss the variance between classes.
         parts = list(torch.randperm(len(images), generator=generator).tensor_split(-(-len(images) // batch_size)))
     for rows in parts:
         model(images[rows.to(images.device)])

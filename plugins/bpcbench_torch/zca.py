@@ -1,4 +1,4 @@
-"""ZCA whitening, in NumPy alone: its syrk takes half the time of torch's matrix product, and eigh as long."""
+"""ZCA whitening in NumPy: its syrk takes half the time of torch's matrix product, its eigh the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bpcbench.records import Array, Arrays, Data
 from bpcbench_torch.preprocessing import Standardize
 
 _CHUNK = 2048
-"""How many images are widened to floating point at a time."""
+"""Images per chunk that are converted to floating point."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class ZCA(Preprocessing):
     mu and C = (1/N) sum (x - mu)(x - mu)^T are those of the standardised training images, r = regularisation *
     trace(C) / d, C + r I = U diag(s) U^T, and W = U diag(s^-1/2) U^T, whose inverse is U diag(s^1/2) U^T. With fewer
     images than pixels, N < d, the scale of all but the N largest eigenvalues is 1 instead of s^-1/2. Fitted in float64,
-    applied in float32. Images of one channel are only standardised, which is the protocol, unless `grey` is set.
+    applied in float32. Images of one channel are only standardised, as the protocol requires, unless `grey` is set.
     """
 
     name: ClassVar[str] = "zca"
 
-    regularisation: float = option(0.1, "what is added to the eigenvalues of the covariance, relative to their mean")
-    grey: bool = option(False, "whiten images of one channel too, instead of only standardising them")
+    regularisation: float = option(0.1, "constant added to the eigenvalues of the covariance, relative to their mean")
+    grey: bool = option(False, "also whiten images of one channel, instead of only standardising them")
 
     def __post_init__(self) -> None:
         if not 0.0 < self.regularisation < math.inf:
@@ -45,9 +45,9 @@ class ZCA(Preprocessing):
         centre, covariance = _covariance(images, moments)
         values, vectors = np.linalg.eigh(covariance)
         ridge = self.regularisation * covariance.trace() / len(centre)
-        # Rounding makes small eigenvalues negative. Without any variance nothing can be whitened: scale 1.
+        # Rounding can make small eigenvalues negative. Without any variance there is nothing to whiten: scale 1.
         scales = np.sqrt(np.maximum(values, 0) + ridge) if ridge > 0 else np.ones_like(values)
-        scales[: max(0, len(centre) - len(images))] = 1.0  # eigh sorts upwards
+        scales[: max(0, len(centre) - len(images))] = 1.0  # eigh sorts in ascending order
         return {
             **moments,
             "centre": centre.astype(np.float32),
@@ -75,7 +75,7 @@ class ZCA(Preprocessing):
 
 
 def _square(matrix: Array) -> Array:
-    """Return A A^T, which NumPy computes exactly symmetric and in half the time."""
+    """Return A A^T, which NumPy computes in half the time and exactly symmetric."""
     return matrix @ matrix.T
 
 
@@ -90,7 +90,7 @@ def _standardised(images: Array, moments: Arrays) -> Iterator[tuple[slice, Array
 def _covariance(images: Array, moments: Arrays) -> tuple[Array, Array]:
     """Return mean and covariance of standardised images, (d,) and (d, d).
 
-    In float64: float32 would take two thirds of the time, and is not good enough for a small regularisation.
+    In float64: float32 takes two thirds of the time, but is too inaccurate for a small regularisation.
     """
     d = math.prod(images.shape[1:])
     total, products = np.zeros(d), np.zeros((d, d))
@@ -99,5 +99,5 @@ def _covariance(images: Array, moments: Arrays) -> tuple[Array, Array]:
         total += wide.sum(0)
         products += wide.T @ wide
     centre = total / len(images)
-    # One pass will do: standardised data have means near 0, so hardly anything cancels.
+    # One pass is enough: standardised data have means near 0, so there is little cancellation.
     return centre, products / len(images) - np.outer(centre, centre)

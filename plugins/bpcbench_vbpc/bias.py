@@ -1,13 +1,13 @@
-"""How far the mean-field formula is from the expectation it stands for: `python -m bpcbench_vbpc.bias` prints the page.
+"""The error of the mean-field formula, tabulated by `python -m bpcbench_vbpc.bias`.
 
 The reference needs no sampling. With independent standard Gumbel g_i, softmax(z)_j is the probability that z_j + g_j
-is the largest of all z_i + g_i, and log sum exp z is the mean of that maximum less Euler's constant. So with F and f
-the distribution function and density of N(0, variance) + Gumbel,
+is the largest of all z_i + g_i, and log sum exp z is the mean of that maximum minus Euler's constant. With F and f the
+distribution function and density of N(0, variance) + Gumbel,
 
     E[softmax(z)_j]    = integral of f(x - m_j) prod_{i != j} F(x - m_i) dx,
     E[log softmax(z)_j] = m_j + Euler's constant - integral of x d(prod_i F(x - m_i)),
 
-two nested integrals over a line for any number of classes, by the trapezoidal rule, which is exact to many digits here.
+which are two nested one-dimensional integrals for any number of classes. The trapezoidal rule is very accurate here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ are numerical integrals, not samples. "error" is formula minus log E[p]; exp(err
 
 @dataclass(frozen=True)
 class Row:
-    """One case: what is to be approximated, and the formula with the variance once and twice, for every label."""
+    """One case: the exact values, and the formula with the variance once and twice, for every label."""
 
     classes: int
     variance: float
@@ -80,7 +80,7 @@ def expectations(mean: Vector, variance: float) -> tuple[Vector, Vector]:
     noise = np.linspace(-9.0, 9.0, 451)
     weights = np.exp(-0.5 * noise**2)
     weights /= weights.sum()
-    # A Gumbel has hardly any mass below -6, and less than 1e-17 above 40.
+    # A Gumbel variable has hardly any mass below -6, and less than 1e-17 above 40.
     x = np.arange(levels[0] - 9 * deviation - 6, levels[-1] + 9 * deviation + 40, 0.08)
     density, below = np.empty((2, len(levels), len(x)))
     for index, level in enumerate(levels):
@@ -98,7 +98,7 @@ def expectations(mean: Vector, variance: float) -> tuple[Vector, Vector]:
 
 
 def rows() -> Iterator[Row]:
-    """Yield all cases; class 0 is the winner, and all others are equal."""
+    """Yield all cases; class 0 has the largest mean, and all others are equal."""
     for classes in CLASSES:
         mean = np.zeros(classes)
         mean[0] = np.log(9 * (classes - 1))

@@ -1,4 +1,4 @@
-"""The method VBPC. Torch is imported when something is distilled."""
+"""The method VBPC. Torch is imported when distillation starts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MATRICES = 10
-"""How many matrices of float32 the loss and its gradient hold at a time, as measured."""
+"""Float32 matrices that the loss and its gradient hold at a time, as measured."""
 
 
 @dataclass(frozen=True)
 class VBPC(PoolMethod):
-    """Variational Bayesian pseudo-coreset (Lee et al., ICLR 2025, Algorithm 1).
+    """Variational Bayesian pseudo-coreset (Lee, Lee & Lee, ICLR 2025, Algorithm 1).
 
     Given features Phi of the coreset under a pool network, the posterior of the last layer that minimises the coreset's
-    variational objective is Gaussian in closed form (`bpcbench_vbpc.posterior`). The outer loss of a real batch B,
+    variational objective is Gaussian in closed form (`bpcbench_vbpc.posterior`). The outer loss on a real batch B,
 
         mean_B CE(m(x) / sqrt(1 + (pi/8) v(x)), y) + beta_D KL[q || prior],
 
-    with predictive mean m and variance v, is differentiated exactly through that closed form; labels are learned too.
+    with predictive mean m and variance v, is differentiated exactly through that closed form. Labels are learned too.
 
-    Where the paper is silent or contradicts itself, the defaults are: gamma, 100, is the likelihood's precision; the
-    loss averages over the batch (`form: sum` is as printed); BatchNorm uses running statistics, from the coreset, when
-    features are computed; one augmentation is drawn per call, for the pool updates as well (`augment_pool`); pool
-    counters start staggered; the cosine ends at 0. `label_scale` and `label_lr` deviate from the paper: its 500,000
-    steps have time to grow the labels, a short budget does not.
+    Where the paper is silent or inconsistent, the defaults are: gamma = 100 is the precision of the likelihood; the
+    loss averages over the batch (`form: sum` is as printed); features use BatchNorm's running statistics, from the
+    coreset; one augmentation is drawn per call, for pool updates as well (`augment_pool`); pool counters start
+    staggered; the cosine schedule ends at 0. `label_scale` and `label_lr` allow deviations from the paper: its 500,000
+    steps leave time for the labels to grow, a short budget does not.
     """
 
     name: ClassVar[str] = "vbpc"
@@ -42,13 +42,13 @@ class VBPC(PoolMethod):
     beta_d: float = option(1e-8, "weight of the KL in the outer loss")
     form: Literal["mean", "sum"] = option("mean", "outer loss averaged over the batch, or summed as printed")
     variance_factor: float = option(1.0, "factor of the variance in the mean-field softmax; 1 as printed, 2 as derived")
-    noise: bool = option(True, "keep noise among the augmentations")
-    naive: bool = option(False, "compute with the h x h covariance: the paper's ablation, for tests and timing")
+    noise: bool = option(True, "include noise in the augmentations")
+    naive: bool = option(False, "use the h x h covariance: the paper's ablation, for tests and timing")
     evaluation_steps: int = option(100, "T': Adam steps of the native inference before the closed form", key=False)
-    memory: float = option(16.0, "GB: cells whose posterior needs more are skipped", key=False)
+    memory: float = option(16.0, "GB; cells whose posterior needs more are skipped", key=False)
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Reject invalid values."""
         super().__post_init__()
         for name in ("rho", "gamma"):
             if not getattr(self, name) > 0:
@@ -59,7 +59,7 @@ class VBPC(PoolMethod):
             raise ValueError("beta_d must not be negative, and beta_s must be above 0")
 
     def skip(self, facts: Facts, ipc: int) -> str | None:
-        """Return a reason also if neither the n^ x n^ nor the h x h matrices of the posterior fit in `memory`."""
+        """Return a reason to skip also if neither the n^ x n^ nor the h x h matrices fit in `memory`."""
         if reason := super().skip(facts, ipc):
             return reason
         rows, width = ipc * facts.classes, self._width(facts)
@@ -69,30 +69,30 @@ class VBPC(PoolMethod):
         if needed <= self.memory:
             return None
         what = f"{width} x {width}" if self.naive else f"{rows} x {rows} (images) or {width} x {width} (features)"
-        return f"the posterior's matrices, {what}, need about {needed:.1f} GB, and `memory` is {self.memory:g} GB"
+        return f"the posterior's matrices, {what}, need about {needed:.1f} GB, but `memory` is {self.memory:g} GB"
 
     def _width(self, facts: Facts) -> int | None:
-        """Return h: the weights and the bias that the network has more for one class more; None if it does not say."""
+        """Return h, from the parameters that one more class adds to the network; None if the counts are unknown."""
         one, two = (self.network.parameters(facts.shape, classes) for classes in (1, 2))
         return None if one is None or two is None else two - one - 1
 
     def native(self, facts: Facts, ipc: int) -> Native:
-        """The variational inference of the paper, with the network of the pool."""
+        """Return the variational inference of the paper, with the network of the pool."""
         options = {"steps": self.evaluation_steps, "augmentation": self.augmentation_used()}
         return Native(Ref("vi", options), self.network)
 
     def augmentation_used(self) -> str:
-        """Return the strategy, without noise if that is switched off."""
+        """Return the strategy, without noise if noise is off."""
         return self.augmentation if self.noise else f"{self.augmentation}-quiet"
 
     def scalars(self, rows: int) -> dict[str, float]:
-        """Return what `vi` reads for every option it leaves at none."""
+        """Return the values that `vi` uses for options left at none."""
         # Left out where it is the number of images, which `vi` counts itself: a union of coresets has more.
         own = {} if self.beta_s is None else {"beta_s": self.beta_s}
         return {"rho": self.rho, "gamma": self.gamma, **own}
 
     def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> dict[str, Tensor]:
-        """Return the loss, its cross-entropy and the KL."""
+        """Return the loss, the KL and the mean predictive variance."""
         from bpcbench_vbpc import naive, posterior
         from bpcbench_vbpc.likelihood import mean_field_log_probs, outer_loss
 

@@ -1,8 +1,8 @@
-"""The same posterior computed from V itself, as the VBPC paper's "naive" column does: for tests and for that ablation.
+"""The same posterior computed from V itself, the "naive" column of the VBPC paper, for tests and that ablation.
 
     P = rho I + (gamma/beta_S) Phi^T Phi,    V = P^{-1},    m = V (gamma/beta_S) Phi^T Y.
 
-h^2 memory and h^3 time whatever the number of rows; differentiable like the rest.
+It takes h^2 memory and h^3 time for any number of rows, and is differentiable as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bpcbench_vbpc.posterior import Posterior
 
 @dataclass(frozen=True, eq=False)
 class Naive(Posterior):
-    """The posterior as its two moments."""
+    """The posterior in terms of its two moments."""
 
     weights: Tensor
     """m, (h, k)."""
@@ -46,7 +46,7 @@ class Naive(Posterior):
 
 
 def fit(features: Tensor, targets: Tensor, rho: float, gamma: float, beta_s: float | None = None) -> Naive:
-    """Return the posterior given features (n^, h) and targets (n^, k); `beta_s` is the number of rows unless given."""
+    """Return the posterior given features (n^, h) and targets (n^, k); `beta_s` defaults to the number of rows."""
     scale = gamma / (len(features) if beta_s is None else beta_s)
     identity = torch.eye(features.shape[1], dtype=features.dtype, device=features.device)
     covariance = torch.linalg.inv(rho * identity + scale * (features.mT @ features))

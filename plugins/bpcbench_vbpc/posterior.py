@@ -8,16 +8,16 @@ over n^ rows Phi (n^ x h), Y (n^ x k). With c = gamma/(rho beta_S) its solution 
 
     V = (I + c Phi^T Phi)^{-1} / rho,    m = rho c V Phi^T Y = c Phi^T (I + c Phi Phi^T)^{-1} Y.
 
-That is Gaussian-process regression with kernel Phi Phi^T/rho and noise variance beta_S/gamma, which is not part of the
+This is Gaussian-process regression with kernel Phi Phi^T/rho and noise variance beta_S/gamma, which is not part of the
 predicted variance. Both (I + c ...) have eigenvalues >= 1, so no jitter is added.
 
-Where the paper contradicts itself, this is what holds: the prior's natural parameter is -(rho/2) I and that of q is
--V^{-1}/2, not -I/(2 rho) and -V/2; gamma, not its inverse, is the precision; Phi has one row per image throughout; the
-KL divergence is the exact one, not "up to a constant", by which the paper leaves out (k h / 2)(1 + log rho).
-Gradients come from automatic differentiation of the closed form, which is exact; eq. bilevel_grad is not needed.
+The paper contradicts itself in places. Here the prior's natural parameter is -(rho/2) I and that of q is -V^{-1}/2, not
+-I/(2 rho) and -V/2; gamma, not its inverse, is the precision; Phi has one row per image throughout; the KL
+divergence is exact, whereas the paper's "up to a constant" omits (k h / 2)(1 + log rho). Gradients come from automatic
+differentiation of the closed form, which is exact; eq. bilevel_grad is not needed.
 
 All functions take float32 or float64 tensors (convert half precision first, and leave autocast), compute on their
-device without waiting for it, and are differentiable in every tensor. A matrix made indefinite by rounding gives NaN.
+device without synchronising, and are differentiable in every tensor. A matrix made indefinite by rounding gives NaN.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Path = Literal["dual", "primal"]
 
 @dataclass(frozen=True, eq=False)
 class Posterior(abc.ABC):
-    """q(W) = prod_j N(w_j | m_j, V), and with it the distribution of the logits phi^T w_j of new features."""
+    """q(W) = prod_j N(w_j | m_j, V), and the resulting distribution of the logits phi^T w_j of new features."""
 
     rho: float
     ratio: float
@@ -47,7 +47,7 @@ class Posterior(abc.ABC):
     def predict(self, phi: Tensor, *, own: bool = False) -> tuple[Tensor, Tensor]:
         """Return mean (B, k) and variance (B,) of the logits at features (B, h); the classes share the variance.
 
-        `own=True` says that `phi` are the very rows it was fitted to, where `dual` has a formula without cancellation.
+        `own=True` states that `phi` are the rows it was fitted to, for which `dual` has a formula without cancellation.
         """
 
     @abc.abstractmethod
@@ -64,14 +64,14 @@ class Posterior(abc.ABC):
 
     @abc.abstractmethod
     def full(self) -> tuple[Tensor, Tensor]:
-        """Return m (h, k) and V (h, h) themselves: h*h numbers that nothing else here needs."""
+        """Return m (h, k) and V (h, h); nothing else here needs these h*h numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dual(Posterior):
-    """The n^ x n^ path: with G = Phi Phi^T, A = I + cG = L L^T and a = c A^{-1} Y, m = Phi^T a. It keeps n^ h + 2 n^^2.
+    """The n^ x n^ path: with G = Phi Phi^T, A = I + cG = L L^T and a = c A^{-1} Y, m = Phi^T a. Stores n^ h + 2 n^^2.
 
-    Nothing but `full` makes a tensor of h*h elements, forward or backward. Precision in float32: see test_posterior.py.
+    Only `full` creates a tensor of h*h elements, forward or backward. Precision in float32: see test_posterior.py.
     """
 
     features: Tensor
@@ -82,7 +82,7 @@ class Dual(Posterior):
 
     @classmethod
     def fit(cls, features: Tensor, targets: Tensor, rho: float, ratio: float) -> Dual:
-        """Return the posterior of checked arguments."""
+        """Return the posterior for arguments already validated."""
         gram = features @ features.mT
         factor = cholesky(_identity_like(gram) + ratio * gram)
         return cls(rho, ratio, features, gram, factor, ratio * torch.cholesky_solve(targets, factor))
@@ -109,7 +109,7 @@ class Dual(Posterior):
         return self.features.mT @ self.weights, (_identity_like(shrunk) - self.ratio * shrunk) / self.rho
 
     def _variance(self, phi: Tensor, cross: Tensor) -> Tensor:
-        """(||phi||^2 - c ||L^{-1} Phi phi||^2) / rho; rounding may leave it below zero where the coreset knows phi."""
+        """(||phi||^2 - c ||L^{-1} Phi phi||^2) / rho; rounding may make it negative for phi near the coreset."""
         half = torch.linalg.solve_triangular(self.factor, cross.mT, upper=False)
         prior = torch.linalg.vecdot(phi, phi)
         return ((prior - self.ratio * torch.linalg.vecdot(half, half, dim=0)) / self.rho).clamp(min=0.0)
@@ -117,10 +117,10 @@ class Dual(Posterior):
     def _own_variance(self, phi: Tensor) -> Tensor:
         """(1 - diag A^{-1}) beta_S/gamma, since Phi V Phi^T = (G - c G A^{-1} G)/rho = (I - A^{-1})/(rho c).
 
-        Here it is the case c ||phi||^2 << 1, a coreset that hardly matters, that loses digits.
+        This form loses digits if c ||phi||^2 << 1, that is if the data hardly matter relative to the prior.
         """
         if phi.shape != self.features.shape:
-            raise ValueError(f"fitted to features {tuple(self.features.shape)}, own=True with {tuple(phi.shape)}")
+            raise ValueError(f"fitted to features {tuple(self.features.shape)}, but own=True with {tuple(phi.shape)}")
         inverse = torch.linalg.solve_triangular(self.factor, _identity_like(self.factor), upper=False)
         return ((1.0 - torch.linalg.vecdot(inverse, inverse, dim=0)) / (self.rho * self.ratio)).clamp(min=0.0)
 
@@ -129,7 +129,7 @@ class Dual(Posterior):
 class Primal(Posterior):
     """The h x h path, for narrow networks or whole data sets: with I + c Phi^T Phi = L L^T, V = L^{-T} L^{-1}/rho.
 
-    It keeps h^2 + h k numbers and not the rows. Its variance ||L^{-1} phi||^2/rho is a sum of squares: no cancellation.
+    It stores h^2 + h k numbers, not the rows. Its variance ||L^{-1} phi||^2/rho is a sum of squares: no cancellation.
     """
 
     factor: Tensor
@@ -138,7 +138,7 @@ class Primal(Posterior):
 
     @classmethod
     def fit(cls, features: Tensor, targets: Tensor, rho: float, ratio: float) -> Primal:
-        """Return the posterior of checked arguments."""
+        """Return the posterior for arguments already validated."""
         second = features.mT @ features
         factor = cholesky(_identity_like(second) + ratio * second)
         return cls(rho, ratio, factor, ratio * torch.cholesky_solve(features.mT @ targets, factor))
@@ -171,8 +171,8 @@ def fit(
 ) -> Posterior:
     """Return the posterior given features (n^, h) and targets (n^, k).
 
-    `beta_s` is the number of rows unless given; rows are what `features` has, so mirrored copies count. `path` is
-    the one with the smaller matrix unless given.
+    `beta_s` defaults to the number of rows of `features`, so mirrored copies count. `path` defaults to the one with the
+    smaller matrix.
     """
     rows, width = features.shape
     if targets.ndim != 2 or len(targets) != rows or rows == 0:
@@ -192,7 +192,7 @@ def fit(
 def _kl(factor: Tensor, classes: int, mean_term: Tensor) -> Tensor:
     """Return 0.5 [k (log det - n + tr of the inverse) + mean_term] for I + cG = L L^T of size n.
 
-    Both terms are not negative; the first is a difference that rounding may turn negative where the data hardly matter.
+    Both terms are non-negative; the first is a difference that rounding may make negative if the data hardly matter.
     """
     inverse = torch.linalg.solve_triangular(factor, _identity_like(factor), upper=False)
     log_det = 2.0 * factor.diagonal().log().sum()

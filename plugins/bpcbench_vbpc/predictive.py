@@ -1,4 +1,4 @@
-"""Fitting and using the variational predictive of the last layer, in torch."""
+"""The variational predictive of the last layer, in torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bpcbench_vbpc.inference import VariationalInference
 from bpcbench_vbpc.likelihood import mean_field_log_probs, monte_carlo_log_probs
 
 _CHUNK = 250
-"""How many images go through the network at a time."""
+"""Images per forward pass."""
 
 
 class VariationalPredictive(Predictive):
-    """The predictive of a trained network whose last layer has the posterior `q`; it keeps n^ h + 2 n^^2 numbers."""
+    """The predictive of a trained network whose last layer has the posterior `q`; stores n^ h + 2 n^^2 numbers."""
 
     def __init__(self, inference: VariationalInference, model: nn.Module, q: posterior.Posterior, seed: int) -> None:
         self.inference, self.model, self.q, self.seed = inference, model.eval(), q, seed
@@ -33,7 +33,7 @@ class VariationalPredictive(Predictive):
         rows = [self._logits(part) for part in torch.tensor(images, dtype=torch.float32).split(_CHUNK)]
         mean, variance = (torch.cat(parts) for parts in zip(*rows, strict=True))
         if self.inference.samples:
-            # Anew for every batch, so that a row does not depend on how the split was cut into batches.
+            # Seeded for every batch, so that a row does not depend on how the split is divided into batches.
             generator = torch.Generator().manual_seed(self.seed)
             log_probs = monte_carlo_log_probs(mean, variance, self.inference.samples, generator)
         else:
@@ -48,17 +48,17 @@ class VariationalPredictive(Predictive):
         return self.q.predict(self.model.features(images.to(self.device)))  # type: ignore[operator]
 
     def full(self) -> tuple[Array, Array]:
-        """Return the posterior itself: the means m*, (h, k), and the covariance V*, (h, h), common to all classes."""
+        """Return the posterior: the means m*, (h, k), and the covariance V*, (h, h), shared by all classes."""
         mean, covariance = self.q.full()
         return mean.cpu().numpy(), covariance.cpu().numpy()
 
     def arrays(self) -> Arrays:
-        """Return the network; the posterior follows from it and the coreset."""
+        """Return the network's arrays; the posterior is recomputed from them and the coreset."""
         return state_arrays([self.model])
 
 
 def fit(inference: VariationalInference, coreset: Coreset, network: Network, ctx: Context) -> VariationalPredictive:
-    """Train a fresh network on the coreset and take the closed-form posterior of its last layer."""
+    """Train a new network on the coreset and compute the closed-form posterior of its last layer."""
     model = regress(
         coreset,
         network,
@@ -78,7 +78,7 @@ def fit(inference: VariationalInference, coreset: Coreset, network: Network, ctx
 def restore(
     inference: VariationalInference, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context
 ) -> VariationalPredictive:
-    """Return the predictive of a kept network."""
+    """Return the predictive of a stored network."""
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed)
     load_arrays(model, arrays, 0)
     images, targets = tensors(coreset, inference.label_scale, ctx.device)

@@ -17,8 +17,9 @@ import torch
 import bpcbench
 from bpcbench import session
 from bpcbench.data.splits import evaluated_split
+from bpcbench.planning.stages import PredictStage
 from bpcbench.running import bodies as stages
-from bpcbench.running.queue import Task
+from bpcbench.running.run import make_task
 from bpcbench_data.cifar10c import CIFAR10C
 from bpcbench_data.corruptions import CORRUPTIONS, SEVERITIES, corrupted
 
@@ -60,18 +61,22 @@ def test_predicting_all_corruptions_against_bare_forward_passes(
     suite, where = write_suite(SUITE), {"out": tmp_path / "out", "data": str(root)}
     assert bpcbench.run(suite, **where, track=False, inline=True, quiet=True).exit_code == 0
     shifted = session.prepare(suite, ["evaluators=[corruption]"], **where)
-    (stage,) = [planned.stage for planned in shifted.plan.to_do() if planned.stage.kind == "predict"]
-    wanted = [split for split in stage.body["splits"] if split["dataset"]["plugin"] == "cifar10c"]
+    (planned,) = [planned for planned in shifted.plan.to_do() if planned.kind == "predict"]
+    assert isinstance(planned.stage, PredictStage)
+    wanted = [split for split in planned.stage.splits if split.dataset.name == "cifar10c"]
     assert len(wanted) == 35
     # Loaded, hence generated, before anything is timed.
-    splits = [evaluated_split(CIFAR10C(), root, split, 10) for split in wanted]
+    splits = [
+        evaluated_split(CIFAR10C(), root, split.split, 10, examples=split.examples, shape=split.shape)
+        for split in wanted
+    ]
     predictives: list[Any] = []
     monkeypatch.setattr(stages, "predict_split", _noticed(stages.predict_split, predictives))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         begin = time.process_time()
-        outcome = stages.attempt(Task(stage, tmp_path / "out", root, "one", tmp_path / "log", device="cpu"))
+        outcome = stages.attempt(make_task(planned, tmp_path / "out", root, log=tmp_path / "log", device="cpu"))
         whole = time.process_time() - begin
         assert outcome.status == "done"
         predictive, transform = predictives[0]

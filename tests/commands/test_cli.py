@@ -17,7 +17,7 @@ import yaml
 from bpcbench.cli import FORMATS, KINDS, main
 from bpcbench.registry.discovery import registry
 from bpcbench.suite.files import shipped
-from bpcbench.suite.model import KEYS
+from bpcbench.suite.keys import KEYS
 from bpcbench.suite.schema import suite_schema
 
 TINY = ["ipc=[1]", "seeds=1", "methods=[random]", "inferences={network: {steps: 5}}", "networks={conv-nn: {width: 4}}"]

@@ -113,8 +113,8 @@ class Parcel(Dots):
         for name in ("parcel/file.bin", "bundle/inner.txt"):
             if not (root / name).is_file():
                 raise MissingData(f"data set parcel needs {name} in {root}")
-        notes = () if (root / "parcel/file.bin").read_bytes() == b"content" else ("subset",)
-        return Facts(shape=(1, 4, 4), classes=2, sizes={"train": 40, "test": 20}, notes=notes)
+        official = (root / "parcel/file.bin").read_bytes() == b"content"
+        return Facts(shape=(1, 4, 4), classes=2, sizes={"train": 40, "test": 20}, official=official)
 
     def differs(self, root: Path) -> str:
         return f"{root / 'parcel/file.bin'} is another"
@@ -281,7 +281,7 @@ class Part(Dots):
     name: ClassVar[str] = "part"
 
     def facts(self, root: Path) -> Facts:
-        return Facts(shape=(1, 4, 4), classes=2, sizes={"train": 40, "test": 20}, notes=("subset",))
+        return Facts(shape=(1, 4, 4), classes=2, sizes={"train": 40, "test": 20}, official=False)
 
     def differs(self, root: Path) -> str:
         return f"{root}/part.bin is short"

@@ -14,6 +14,7 @@ import bpcbench
 from bpcbench.coresets.files import export_coreset, load_coreset, pixels
 from bpcbench.data.splits import training_data
 from bpcbench.errors import UserError
+from bpcbench.planning.spec import Spec
 from bpcbench.records import FINAL
 from bpcbench.registry import discovery as plugins
 from bpcbench.store import folder
@@ -45,7 +46,8 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def address(root: Path, plugin: str, member: str = FINAL) -> Address:
     store = Store.open(root, create=False)
-    return next(a for a in store.addresses() if a.member == member and store.meta(a)["plugin"] == plugin)
+    coresets = [a for a in store.addresses() if (a.kind, a.member) == ("coreset", member)]
+    return next(a for a in coresets if Spec.from_json(store.meta(a)["stage"]["method"]).name == plugin)
 
 
 def member(root: Path, plugin: str, name: str = FINAL) -> Path:
@@ -68,7 +70,9 @@ def test_load_from_a_store(made: Toy) -> None:
     assert coreset.images.dtype == np.float32
     assert coreset.targets.tolist() == coreset.class_ids.tolist() == [0, 0, 1, 1]
     assert coreset.recipe.scalars.keys() == {"best"}
-    assert coreset.recipe.preprocessing["plugin"]["plugin"] == "standardize"
+    assert coreset.recipe.preprocessing is not None
+    assert coreset.recipe.preprocessing.plugin.plugin == "standardize"
+    assert Address.parse(coreset.recipe.preprocessing.address).kind == "prerequisite"
     first = load_coreset(member(made.out, "toy-adam", "step-0"))
     np.testing.assert_array_equal(first.images, load_coreset(member(made.out, "toy-real")).images)
     assert not np.array_equal(first.images, coreset.images)

@@ -10,7 +10,12 @@ from bpcbench.planning.planner import PlannedStage
 from bpcbench.planning.spec import Spec
 from bpcbench.planning.stages import Stage
 from bpcbench.records import Resources
-from bpcbench.store.address import Address
+from bpcbench.store.address import Address, digest
+
+
+def key_of(name: str) -> str:
+    """Return the key of the stage with that name."""
+    return digest(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +30,7 @@ class PlainCoreset(Stage):
 
     @property
     def key(self) -> str:  # type: ignore[override]
-        return self.name
+        return key_of(self.name)
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name}
@@ -34,7 +39,7 @@ class PlainCoreset(Stage):
         return {"name": self.name}
 
     def inputs(self) -> tuple[Address, ...]:
-        return tuple(Address("coreset", name, "final") for name in self.coresets)
+        return tuple(Address("coreset", key_of(name), "final") for name in self.coresets)
 
     def specs(self) -> Iterator[Spec]:
         return iter(())

@@ -202,6 +202,9 @@ class Right(bpcbench.Evaluator):
     name = "right"
     bonus: float = option(0.0, "added to it")
 
+    def metrics(self) -> Sequence[bpcbench.Metric]:
+        return [bpcbench.Metric("right", "higher")]
+
     def score(self, predictions: Any, given: Any) -> bpcbench.Scores:
         found = predictions[SplitRef()]
         return bpcbench.Scores({"right": metrics.accuracy(found.log_probs, found.labels) + self.bonus})
@@ -218,6 +221,9 @@ class Elsewhere(bpcbench.Evaluator):
     def splits(self, facts: Any) -> Sequence[SplitRef]:
         other = SplitRef("test", Ref("blobs", {"file": self.file}))
         return [SplitRef(), other, *([SplitRef("test", Ref(self.own))] if self.own else [])]
+
+    def metrics(self) -> Sequence[bpcbench.Metric]:
+        return [bpcbench.Metric("gap", None)]
 
     def score(self, predictions: Any, given: Any) -> bpcbench.Scores:
         surest = {ref: float(p.log_probs.max(1).mean()) for ref, p in predictions.items()}

@@ -19,6 +19,7 @@ from bpcbench.data.conversion import converted
 from bpcbench.data.splits import load_split
 from bpcbench.errors import Mistakes, UserError
 from bpcbench.planning.plan import Plan, make
+from bpcbench.planning.stages import PredictStage
 from bpcbench.registry.discovery import Registry
 from bpcbench.running.predictions import read_predictions
 from bpcbench.store.address import Address
@@ -151,8 +152,9 @@ def test_another_data_set_changes_no_coreset_and_no_other_prediction(planning: P
 def test_images_of_another_shape_are_converted_and_it_is_said(planning: Planning) -> None:
     plan = planning("evaluators={ood: {sets: [tall, blobs]}}")
     (stage, *_) = (planned.stage for planned in plan.stages if planned.stage.kind == "predict")
-    shapes = {split["member"].partition("/")[0]: split.get("shape") for split in stage.body["splits"]}
-    assert shapes == {"dots": None, "blobs": None, "tall": [1, 4, 4]}
+    assert isinstance(stage, PredictStage)
+    shapes = {split.dataset.name: (split.member.partition("/")[0], split.shape) for split in stage.splits}
+    assert shapes == {"dots": ("dots", None), "blobs": ("blobs", None), "tall": ("tall", (1, 4, 4))}
     assert notes(plan) == ("toy", "tall: generated", "tall: colour made grey, resized to 4x4", "blobs: toy")
     # The same images in another shape are other inputs.
     own = planning("datasets=[tall]", "evaluators=[right]")
@@ -255,9 +257,10 @@ def test_a_run_predicts_what_the_plan_describes(
     plan = session.plan(file, ["seeds=1", "ipc=1"], out=tmp_path / "another", data=str(tmp_path))
     (stage,) = (planned.stage for planned in plan.stages if planned.stage.kind == "predict")
     stored = {}
-    for split in stage.body["splits"]:
-        artefact = store.read(Address("predict", stage.key, split["member"]))
-        stored[split["member"].partition("~")[0]] = read_predictions(artefact)
+    assert isinstance(stage, PredictStage)
+    for split in stage.splits:
+        artefact = store.read(Address("predict", stage.key, split.member))
+        stored[split.member.partition("~")[0]] = read_predictions(artefact)
     assert {name: len(p.log_probs) for name, p in stored.items()} == {
         "dots/test-15": 15, "dots/validation": 4, "blobs/test-15": 15, "tall/test-15": 15
     }  # fmt: skip

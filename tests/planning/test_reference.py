@@ -16,10 +16,11 @@ from toys import TOYS
 import bpcbench
 from bpcbench import Ref, SplitRef, option
 from bpcbench.planning.plan import Plan, make
+from bpcbench.planning.stages import PredictStage, Stage
 from bpcbench.records import Reference
 from bpcbench.registry.discovery import Registry
 from bpcbench.running.bodies import attempt
-from bpcbench.running.queue import Stage, Task
+from bpcbench.running.run import make_task
 from bpcbench.store.store import Store
 from bpcbench.suite.files import load
 
@@ -37,6 +38,9 @@ class Compared(bpcbench.Evaluator):
 
     def reference(self, facts: Any) -> Reference:
         return Reference(Ref("everything"), Ref("centroid", {"heat": self.heat}))
+
+    def metrics(self) -> list[bpcbench.Metric]:
+        return [bpcbench.Metric("apart", "lower"), bpcbench.Metric("rows", None)]
 
     def score(self, predictions: Any, given: Any) -> bpcbench.Scores:
         assert set(given.reference) == set(predictions) == set(self.splits(None))
@@ -61,31 +65,34 @@ def everything(plan: Plan, folder: Path) -> Store:
     """Make every stage of a plan."""
     store = Store.open(folder / "store", create=True)
     for planned in plan.stages:
-        outcome = attempt(Task(planned.stage, folder / "store", folder, "first", folder / "log"))
+        outcome = attempt(make_task(planned, folder / "store", folder, log=folder / "log"))
         assert outcome.status in ("done", "cached"), outcome
     return store
 
 
-def stages(plan: Plan, kind: str) -> list[Stage]:
-    return [planned.stage for planned in plan.stages if planned.stage.kind == kind]
+def predicts(plan: Plan) -> list[PredictStage]:
+    return [planned.stage for planned in plan.stages if isinstance(planned.stage, PredictStage)]
+
+
+def scores(plan: Plan, plugin: str) -> list[Stage]:
+    return [planned.stage for planned in plan.stages if (planned.kind, planned.plugin) == ("score", plugin)]
 
 
 def test_a_reference_is_planned_once_and_predicts_what_its_evaluator_asks_for(planning: Callable[..., Plan]) -> None:
     plan = planning(evaluators=["right", "compared"])
-    (reference,) = (stage for stage in stages(plan, "predict") if stage.body["seed"] == "reference")
+    (reference,) = (stage for stage in predicts(plan) if stage.seed == "reference")
     assert len(reference.members) == 2
-    assert reference.body["inference"] == {"plugin": "centroid", "heat": 3.0}
-    scores = [stage for stage in stages(plan, "score") if stage.plugin == "compared"]
-    assert len(scores) == 8
-    assert all(reference.id in stage.needs for stage in scores)
-    assert not any(reference.id in stage.needs for stage in stages(plan, "score") if stage.plugin == "right")
+    assert reference.inference.reference() == {"plugin": "centroid", "heat": 3.0}
+    assert len(scores(plan, "compared")) == len(scores(plan, "right")) == 8
+    assert all(reference.id in stage.needs for stage in scores(plan, "compared"))
+    assert not any(reference.id in stage.needs for stage in scores(plan, "right"))
 
 
 def test_the_options_of_the_reference_are_part_of_the_score_alone(planning: Callable[..., Plan]) -> None:
     one, two = (planning(evaluators={"compared": {"heat": heat}}) for heat in (3.0, 4.0))
-    keys = [{stage.key for stage in stages(plan, "score")} for plan in (one, two)]
+    keys = [{stage.key for stage in scores(plan, "compared")} for plan in (one, two)]
     assert keys[0].isdisjoint(keys[1])
-    own = [{s.key for s in stages(plan, "predict") if s.body["seed"] != "reference"} for plan in (one, two)]
+    own = [{stage.key for stage in predicts(plan) if stage.seed != "reference"} for plan in (one, two)]
     assert own[0] == own[1]
 
 

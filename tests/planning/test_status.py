@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,12 @@ from toys import TOYS
 
 import bpcbench
 from bpcbench.planning.plan import Plan
+from bpcbench.planning.spec import Spec
+from bpcbench.planning.stages import ScoreStage
+from bpcbench.registry import source
 from bpcbench.registry.discovery import Registry
 from bpcbench.session import plan as make_plan
 from bpcbench.session import prepare
-from bpcbench.store import provenance as environment
-from bpcbench.store.address import Address
 from bpcbench.store.store import Store
 
 
@@ -47,12 +49,17 @@ class Bench:
     def to_do(self, *overrides: str, **options: Any) -> dict[str, int]:
         return Counter(planned.stage.kind for planned in self.plan(*overrides, **options).to_do())
 
-    def delete(self, kind: str, plugin: str | None = None) -> None:
-        """Remove all results of a kind."""
+    def delete(self, kind: str, prerequisite: str | None = None) -> None:
+        """Remove all results of a kind, or those of one prerequisite."""
         store = Store.open(self.out)
         for address in list(store.addresses()):
-            if address.kind == kind and plugin in (None, store.meta(address)["plugin"]):
+            described = store.meta(address)["stage"]
+            if address.kind == kind and prerequisite in (None, kind == "prerequisite" and _name(described["plugin"])):
                 store.remove(address)
+
+
+def _name(plugin: Any) -> str:
+    return Spec.from_json(plugin).name
 
 
 @pytest.fixture
@@ -69,11 +76,15 @@ def test_planning_alone_writes_nothing(bench: Bench) -> None:
 def test_a_finished_suite_needs_nothing(bench: Bench) -> None:
     assert bench.run() == {"done": 21}
     plan = bench.plan()
-    assert {(planned.stage.kind, planned.status) for planned in plan.stages} == {("score", "cached")}
+    assert Counter((planned.kind, planned.status) for planned in plan.stages) == {
+        ("prerequisite", "cached"): 1, ("coreset", "cached"): 4, ("predict", "cached"): 8, ("score", "cached"): 8
+    }  # fmt: skip
     assert bench.run() == {}
     for kind in ("predict", "coreset", "prerequisite"):
         bench.delete(kind)
         assert bench.to_do() == {}
+    # What was pruned and is not needed is not listed.
+    assert {planned.kind for planned in bench.plan().stages} == {"score"}
 
 
 def test_what_is_missing_is_made_from_what_is_there(bench: Bench) -> None:
@@ -110,7 +121,7 @@ def test_the_cells_of_one_missing_score_only(bench: Bench) -> None:
     store.remove(cell.scores["right"])
     shutil.rmtree(store.root / "stages" / "predict" / cell.predict)
     (again, score) = bench.plan().to_do()
-    assert (again.stage.key, again.stage.label) == (cell.predict, cell.label)
+    assert (again.stage.key, again.label) == (cell.predict, cell.label)
     assert score.stage.addresses == (cell.scores["right"],)
 
 
@@ -196,18 +207,92 @@ def test_estimates_are_unknown_until_something_like_it_was_run(bench: Bench) -> 
 def test_results_of_changed_code_are_cached_and_marked(
     install: Callable[..., Registry], write_suite: Callable[..., str], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    source = tmp_path / "toys_that_change.py"
-    shutil.copy(toys.__file__, source)
+    file = tmp_path / "toys_that_change.py"
+    shutil.copy(toys.__file__, file)
     monkeypatch.syspath_prepend(tmp_path)
     install(importlib.import_module("toys_that_change"))
     bench = Bench(write_suite, tmp_path / "out")
     bench.run()
-    source.write_text(source.read_text() + "\n# a comment\n")
-    environment._package_hash.cache_clear()
+    file.write_text(file.read_text() + "\n# a comment\n")
+    source.clear()  # as a new process begins
+    assert {planned.status for planned in bench.plan().stages} == {"cached"}
+    file.write_text(file.read_text() + "\nANOTHER = 1\n")
+    source.clear()
     plan = bench.plan()
     assert {planned.status for planned in plan.stages} == {"cached (code changed)"}
     assert plan.to_do() == []
     assert bench.run() == {}
+
+
+METHOD = """
+from dataclasses import dataclass
+import bpcbench
+import toys
+
+BPCBENCH_API = 1
+
+@dataclass(frozen=True)
+class Edited(toys.Pick):
+    name = "edited-method"
+
+@bpcbench.hookimpl
+def bpcbench_methods():
+    return [Edited]
+"""
+NETWORK = """
+from dataclasses import dataclass
+import bpcbench
+import toys
+
+BPCBENCH_API = 1
+
+@dataclass(frozen=True)
+class Edited(toys.Line):
+    name = "edited-network"
+
+@bpcbench.hookimpl
+def bpcbench_networks():
+    return [Edited]
+"""
+
+
+@pytest.mark.parametrize(
+    ("edited", "kind", "stale"),
+    [("edited_method", "coreset", "edited-method"), ("edited_network", "predict", "centroid")],
+)
+def test_only_the_stages_behind_which_the_edited_module_is_are_marked(
+    install: Callable[..., Registry],
+    write_suite: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    edited: str,
+    kind: str,
+    stale: str,
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = []
+    for name, text in {"edited_method": METHOD, "edited_network": NETWORK}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        modules.append(importlib.import_module(name))
+    source.clear()
+    install(toys, *modules)
+    bench = Bench(write_suite, tmp_path / "out")
+    bench.keys(methods=["edited-method"], networks=["edited-network"])
+    bench.run()
+    assert bench.plan().stale() == []
+    file = tmp_path / f"{edited}.py"
+    file.write_text(file.read_text() + "\nFACTOR = 2\n")
+    source.clear()  # as a new process begins
+    plan = bench.plan()
+    assert plan.to_do() == []
+    statuses = {(planned.kind, planned.status) for planned in plan.stages}
+    kinds = ("prerequisite", "coreset", "predict", "score")
+    assert statuses == {(one, "cached (code changed)" if one == kind else "cached") for one in kinds}
+    assert plan.stale() == [stale]
+    # What it names is what `recompute` takes, and then nothing is stale.
+    bench.run(recompute=plan.stale())
+    assert bench.plan().stale() == []
 
 
 def test_a_damaged_result_is_made_again(bench: Bench) -> None:
@@ -230,5 +315,6 @@ def test_cells_point_at_what_the_store_holds(bench: Bench) -> None:
         assert store.has(cell.coreset)
         assert set(cell.scores) == {"right", "elsewhere"}
         assert all(store.has(address) for address in cell.scores.values())
-        inputs = store.meta(cell.scores["elsewhere"])["body"]["inputs"]
-        assert {Address.parse(item["address"]).key for item in inputs} == {cell.predict}
+        stage = ScoreStage.from_json(store.meta(cell.scores["elsewhere"])["stage"])
+        assert len(stage.predictions) == 2
+        assert {item.address.key for item in stage.predictions} == {cell.predict}

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bpcbench
 from bpcbench.api import Method
 from bpcbench.records import Data, Facts, Given, Ref, Split, Transform
 from bpcbench.sampling import per_class
+from bpcbench.session import rows
 from bpcbench_baselines.herding import Herding, greedy_mean
 from bpcbench_baselines.kmeans import KMeans
 from bpcbench_baselines.random_choice import RandomChoice
@@ -67,7 +69,7 @@ def test_native_is_a_plain_network_and_no_gpu_is_taken(method: Method) -> None:
     native = method.native(facts, 1)
     assert native is not None
     assert (native.inference, native.network) == (Ref("network"), Ref("conv-bn"))
-    assert method.gpus == 0
+    assert method.resources.gpus == 0
     assert method.skip(facts, 10) is None
 
 
@@ -149,3 +151,11 @@ def test_one_kmeans_centre_is_the_class_mean_and_iterations_are_bounded() -> Non
     np.testing.assert_allclose(KMeans().distil(data, 1, had, context()).images, means, atol=1e-4)
     short, long = (KMeans(iterations=n).distil(data, 10, had, context()).images for n in (1, 100))
     assert not np.array_equal(short, long)
+
+
+def test_the_whole_data_set_is_a_reference_and_not_ranked(write_suite, tmp_path) -> None:
+    methods = "{random: {}, all: {plugin: whole}}"
+    rest = "inferences: {network: {steps: 1}}, networks: {conv-bn: {width: 2}}, seeds: 1"
+    suite = write_suite(f"{{protocol: 1, datasets: [digits], ipc: [1], methods: {methods}, {rest}}}")
+    bpcbench.run(suite, out=tmp_path / "out", inline=True, track=False, quiet=True)
+    assert {row.method: row.ranked for row in rows(suite, out=tmp_path / "out")} == {"random": True, "all": False}

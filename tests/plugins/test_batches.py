@@ -80,7 +80,7 @@ def resident():
 count, classes = 1_281_167, 1000
 images = np.memmap(sys.argv[1], np.uint8, "r", shape=(count, 3, 64, 64))
 labels = np.arange(count) % classes
-data = Data(Facts((3, 64, 64), classes, {"train": count}), Split(images, labels))
+data = Data(Facts(shape=(3, 64, 64), classes=classes, sizes={"train": count}), Split(images, labels))
 transform = Transform(Standardize(), {"mean": np.full(3, 0.5), "std": np.full(3, 0.25)})
 Batches(Data(data.facts, Split(images[:10], labels[:10])), transform, size=10, seed=0, device="cpu").next()
 before, begin = resident(), time.process_time()
@@ -96,7 +96,7 @@ values = np.concatenate([images.numpy() for images, _ in taken])
 right = all((values[i] == (2.0 if int(row) in written else -2.0)).all() for i, row in enumerate(order))
 right = right and np.array_equal(np.concatenate([labels.numpy() for _, labels in taken]), order % classes)
 method = VBPC(steps=2, batch=64, network=ConvNN(width=2), pool=2, augmentation="none", learn_labels=False)
-narrow = Data(Facts((3, 64, 64), 2, {"train": count}), Split(images, labels % 2))
+narrow = Data(Facts(shape=(3, 64, 64), classes=2, sizes={"train": count}), Split(images, labels % 2))
 coreset = method.distil(narrow, 1, Given(transform), context(Path(sys.argv[3])))
 print(json.dumps({"bytes": images.nbytes, "growth": growth, "made": made, "each": each, "right": bool(right),
     "shape": coreset.images.shape, "resident": stream.resident is not None, "peak_growth":

@@ -79,7 +79,7 @@ def test_content_is_that_of_the_files_in_order(tmp_path: Path) -> None:
     facts = CIFAR10().facts(tmp_path)
     assert facts.shape == (3, 32, 32)
     assert facts.class_names == tuple(NAMES)
-    assert facts.notes == ("subset",)
+    assert facts.marks == ("subset",)
     for split, numbers in (("train", range(5)), ("test", [5])):
         batches = [made(number) for number in numbers]
         loaded = CIFAR10().load(tmp_path, split)
@@ -182,8 +182,8 @@ def test_stand_ins_cannot_be_changed_by_a_pickle(tmp_path: Path) -> None:
         (lambda good: pickle.dumps({"labels": [1] * COUNT}, 3), "no array with rows of 3072"),
         (lambda good: python2(made(0)[0][:, :-1], made(0)[1]), "no array with rows of 3072"),
         (lambda good: pickle.dumps({"data": np.zeros((COUNT, 3072)), "labels": [1] * COUNT}, 3), "unsigned bytes"),
-        (lambda good: python2(made(0)[0], [-1] * COUNT), "below 10"),
-        (lambda good: python2(made(0)[0], [10] * COUNT), "below 10"),
+        (lambda good: python2(made(0)[0], [-1] * COUNT), "integers from 0 to 9"),
+        (lambda good: python2(made(0)[0], [10] * COUNT), "integers from 0 to 9"),
         (lambda good: python2(made(0)[0], [1] * (COUNT - 1)), "9 labels"),
     ],
 )
@@ -263,7 +263,7 @@ def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
     facts = CIFAR100().facts(tmp_path)
     assert facts.sizes == {"train": 200, "test": 100}
     assert facts.class_names[99] == "fine 99"
-    assert facts.notes == ("subset",)
+    assert facts.marks == ("subset",)
     assert str(folder / "train") in CIFAR100().differs(tmp_path)
     split = CIFAR100().load(tmp_path, "test")
     expected = np.random.default_rng(1).integers(0, 256, (100, 3072), np.uint8).reshape(-1, 3, 32, 32)
@@ -276,13 +276,13 @@ def test_one_changed_byte_is_noticed_and_named(tmp_path: Path, monkeypatch: pyte
     folder = place(tmp_path)
     sums = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in CIFAR10.sums}
     monkeypatch.setattr(CIFAR10, "sums", sums)
-    assert CIFAR10().facts(tmp_path).notes == ()
+    assert CIFAR10().facts(tmp_path).marks == ()
     assert CIFAR10().differs(tmp_path) == ""
     before = CIFAR10().fingerprint(tmp_path, "train")
     whole = bytearray((folder / "data_batch_3").read_bytes())
     whole[-100] ^= 1
     (folder / "data_batch_3").write_bytes(bytes(whole))
-    assert CIFAR10().facts(tmp_path).notes == ("subset",)
+    assert CIFAR10().facts(tmp_path).marks == ("subset",)
     assert str(folder / "data_batch_3") in CIFAR10().differs(tmp_path)
     assert "data_batch_2" not in CIFAR10().differs(tmp_path)
     assert CIFAR10().fingerprint(tmp_path, "train") != before
@@ -312,7 +312,7 @@ def test_real_data_are_what_torchvision_reads_and_load_at_once() -> None:
     except MissingData as error:
         pytest.skip(str(error))
     assert facts.sizes == {"train": 50_000, "test": 10_000}
-    assert facts.notes == ()
+    assert facts.marks == ()
     import_torchvision()
     from torchvision import datasets
 

@@ -64,7 +64,7 @@ def test_released_files_are_read_as_slices(tmp_path):
     data = CIFAR10C()
     facts = data.facts(tmp_path)
     assert len(facts.sizes) == 95
-    assert facts.notes == ("subset",)
+    assert facts.marks == ("subset",)
     for kind in ("snow", "saturate"):
         for severity in range(1, 6):
             split = load_split(data, tmp_path, f"{kind}-{severity}")
@@ -97,7 +97,7 @@ def test_without_files_the_seven_are_generated(tmp_path):
     data = CIFAR10C(seed=3)
     facts = data.facts(tmp_path)
     assert {split.rpartition("-")[0] for split in facts.sizes} == set(CORRUPTIONS)
-    assert facts.notes == ("subset", "generated")
+    assert facts.marks == ("subset", "generated")
     assert facts.class_names[0] == "plane"
     split = load_split(data, tmp_path, "snow-4")
     np.testing.assert_array_equal(split.images, np.concatenate(list(corrupted(images, "snow", 4, 3))))
@@ -111,7 +111,7 @@ def test_some_released_and_some_generated_is_said(tmp_path):
     made = release(tmp_path, *[kind for kind in TYPES if kind not in ("snow", "pixelate", "fog")])
     data = CIFAR10C()
     facts = data.facts(tmp_path)
-    assert facts.notes == ("subset", "generated: snow, pixelate")
+    assert facts.marks == ("subset", "generated: snow, pixelate")
     assert "fog-1" not in facts.sizes
     assert len(facts.sizes) == 5 * 18
     np.testing.assert_array_equal(
@@ -121,7 +121,7 @@ def test_some_released_and_some_generated_is_said(tmp_path):
 
 
 def test_nothing_there_is_missing_data(tmp_path):
-    with pytest.raises(MissingData, match=r"labels.npy and one for each type.*CIFAR-10-C.*cifar-10-python.tar.gz"):
+    with pytest.raises(MissingData, match=r"labels.npy and one file per type.*CIFAR-10-C.*cifar-10-python.tar.gz"):
         CIFAR10C().facts(tmp_path)
     release(tmp_path, "snow", labels=False)
     with pytest.raises(MissingData, match=r"holds snow, but not labels.npy"):

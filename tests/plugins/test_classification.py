@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from bpcbench import metrics
-from bpcbench.records import Facts, Given, Predictions, Scores, SplitRef, Transform
+from bpcbench.figures import Curves, Reliability
+from bpcbench.records import Facts, Given, Metric, Predictions, Scores, SplitRef, Transform
 from bpcbench_evaluators.classification import Classification
 
 MEMBERS = np.log(np.array([[[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]], [[0.5, 0.5], [0.1, 0.9], [0.4, 0.6]]]))
@@ -22,6 +20,10 @@ FACTS = Facts(shape=(1, 8, 8), classes=2, sizes={"train": 10, "test": 3})
 def nothing_given() -> Given:
     """Return what an evaluator without prerequisites gets; it must not look at it."""
     return Given(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
+
+
+def declared(evaluator: Classification) -> dict[str, Metric]:
+    return {metric.name: metric for metric in evaluator.metrics()}
 
 
 def scored(given: Given, sampled: bool = True, bins: int = 15, legacy: bool = False) -> Scores:
@@ -57,8 +59,8 @@ def test_the_legacy_nll_is_there_when_asked_for(nothing_given: Given) -> None:
     means = [np.log(0.9 * 0.5 * 0.2) / 3, np.log(0.5 * 0.9 * 0.4) / 3]
     assert result["nll_batch128"] == pytest.approx(-np.log(np.mean(np.exp(means))))
     assert result["nll"] < result["nll_batch128"] < result["member_nll"]
-    assert "nll_batch128" not in Classification().metrics()
-    assert "nll_batch128" in Classification(legacy=True).metrics()
+    assert "nll_batch128" not in declared(Classification())
+    assert "nll_batch128" in declared(Classification(legacy=True))
 
 
 def test_the_temperature_is_fitted_on_held_out_data(nothing_given: Given) -> None:
@@ -86,7 +88,7 @@ def test_the_temperature_is_fitted_on_held_out_data(nothing_given: Given) -> Non
     assert (
         set(result) - set(plain)
         == {"temperature", "nll_ts"}
-        == set(evaluator.metrics()) - set(Classification().metrics())
+        == set(declared(evaluator)) - set(declared(Classification()))
     )
 
 
@@ -96,15 +98,28 @@ def test_without_held_out_predictions_there_is_no_temperature(nothing_given: Giv
     assert set(result) == ALWAYS
 
 
-def test_arrays_follow_the_bins_and_become_a_figure(nothing_given: Given) -> None:
+def test_figures_follow_the_bins(nothing_given: Given) -> None:
     result = scored(nothing_given, bins=4)
-    assert {name: array.shape for name, array in result.arrays.items()} == {
-        "edges": (5,), "confidence": (4,), "accuracy": (4,), "count": (4,), "coverage": (3,), "risk": (3,)
-    }  # fmt: skip
-    assert result.arrays["count"].tolist() == [0, 0, 3, 0]
-    figures = Classification().figures(result.arrays)
-    assert list(figures) == ["reliability", "risk_coverage"]
-    assert all(Image.open(io.BytesIO(png)).format == "PNG" for png in figures.values())
+    assert list(result.figures) == ["reliability", "risk_coverage"]
+    bars, curves = result.figures.values()
+    assert isinstance(bars, Reliability)
+    assert (bars.edges, bars.count) == ((0, 0.25, 0.5, 0.75, 1), (0, 0, 3, 0))
+    assert bars.ece == pytest.approx(result.metrics["ece"])
+    assert isinstance(curves, Curves)
+    assert curves.series["surest first"].x == pytest.approx((1 / 3, 2 / 3, 1))
+    assert curves.series["in any order"].y == pytest.approx((1 / 3, 1 / 3))
+
+
+def test_a_large_split_has_a_small_curve(nothing_given: Given) -> None:
+    log_probs = np.log(np.random.default_rng(0).dirichlet(np.ones(3), 5000))
+    predictions = {SplitRef(): Predictions(log_probs=log_probs, labels=np.arange(5000) % 3)}
+    result = Classification().score(predictions, nothing_given)
+    curves = result.figures["risk_coverage"]
+    assert isinstance(curves, Curves)
+    line = curves.series["surest first"]
+    assert len(line.x) == 100
+    assert (line.x[0], line.x[-1]) == (1 / 5000, 1)
+    assert line.y[-1] == pytest.approx(1 - result.metrics["acc"])
 
 
 def test_ece_uses_the_bins(nothing_given: Given) -> None:
@@ -121,11 +136,12 @@ def test_a_split_without_labels_is_refused(nothing_given: Given) -> None:
 
 
 def test_every_ranked_metric_has_a_direction(nothing_given: Given) -> None:
-    directions = {name: Classification().higher_is_better(name) for name in scored(nothing_given, legacy=True).metrics}
-    assert {name for name, higher in directions.items() if higher} == {"acc", "acc_at_80", "acc_at_90"}
-    assert [name for name, higher in directions.items() if higher is None] == ["nll_batch128"]  # never ranked
-    assert Classification().higher_is_better("nll_ts") is False
-    assert Classification().higher_is_better("temperature") is None
+    metrics = declared(Classification(legacy=True, temperature=True))
+    assert set(scored(nothing_given, legacy=True).metrics) == set(metrics) - {"nll_ts", "temperature"}
+    higher = {name for name, metric in metrics.items() if metric.direction == "higher"}
+    assert higher == {"acc", "acc_at_80", "acc_at_90"} == {n for n, m in metrics.items() if m.unit == "percent"}
+    unranked = {name for name, metric in metrics.items() if metric.direction is None}
+    assert unranked == {"nll_batch128", "temperature"}
 
 
 def test_it_is_its_own_configuration() -> None:

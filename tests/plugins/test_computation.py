@@ -15,8 +15,7 @@ import torch._inductor.config
 from torch import Tensor
 
 from bpcbench.errors import UserError
-from bpcbench.registry.discovery import Registry
-from bpcbench.registry.options import identity
+from bpcbench.planning.spec import Spec
 from bpcbench.testing import MethodConformance, context, toy_data, toy_given
 from bpcbench_distill.method import FRePo
 from bpcbench_torch import computation
@@ -112,9 +111,9 @@ class TestCompiled(MethodConformance):
     test_valid = test_deterministic = None
 
 
-def test_results_without_compile_keep_their_keys(registry: Registry):
-    assert "compile" not in identity(registry, replace(SHORT, compile=False))["options"]
-    assert identity(registry, SHORT)["options"]["compile"] is True
+def test_results_without_compile_keep_their_keys():
+    assert "compile" not in Spec.of(replace(SHORT, compile=False)).options
+    assert Spec.of(SHORT).options["compile"] is True
 
 
 def test_a_missing_compiler_is_one_clear_message(tmp_path):

@@ -19,6 +19,7 @@ import bpcbench
 from bpcbench import metrics, option, session
 from bpcbench.data.splits import load_split, training_data
 from bpcbench.errors import UserError
+from bpcbench.planning.stages import PredictStage
 from bpcbench.records import Facts, Split
 from bpcbench.registry.discovery import Registry
 from bpcbench.reporting import collect
@@ -231,7 +232,8 @@ def test_an_option_of_the_base_reaches_the_corrupted_images(
     suite = write_suite(SUITE.replace("[dots]", "{dots: {file: noise}}") + "preprocessing: scale\n")
     prepared = session.prepare(suite, out=tmp_path / "out", data=str(tmp_path / "data"))
     (stage,) = [planned.stage for planned in prepared.plan.stages if planned.stage.kind == "predict"]
-    bases = [split["dataset"].get("base") for split in stage.body["splits"]]
+    assert isinstance(stage, PredictStage)
+    bases = [split.dataset.settings().get("base") for split in stage.splits]
     assert bases == [None, *[{"plugin": "dots", "file": "noise"}] * 4]
     assert not list((tmp_path / "data").rglob("*.npy"))
 

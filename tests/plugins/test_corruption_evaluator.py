@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from bpcbench import metrics
 from bpcbench.errors import Mistakes, UserError
-from bpcbench.records import Facts, Given, Predictions, Ref, Scores, SplitRef, Transform
-from bpcbench.reporting import Row, build, published, render
+from bpcbench.figures import Curves
+from bpcbench.records import Facts, Given, Predictions, PublishedQuery, Ref, Scores, SplitRef, Transform
+from bpcbench.reporting import Place, Row, build, render
 from bpcbench.suite.files import load
 from bpcbench.testing import EvaluatorConformance
 from bpcbench_evaluators.corruption import MEASURES, PAPER, CorruptionShift
+from bpcbench_vbpc.published import publication
 
 FACTS = Facts(shape=(1, 4, 4), classes=3, sizes={"train": 9, "test": 90}, name="tiles", options={"file": "x"})
 NOTHING = Given(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
@@ -78,29 +78,34 @@ def test_every_metric_by_hand() -> None:
         wanted[f"corrupted/{measure}"] = (wanted[f"snow/{measure}"] + wanted[f"pixelate/{measure}"]) / 2
     wanted["corrupted/acc_drop"] = wanted["clean/acc"] - wanted["corrupted/acc"]
     assert dict(result.metrics) == pytest.approx(wanted)
-    assert set(result.metrics) == set(evaluator.metrics())
+    assert set(result.metrics) == {metric.name for metric in evaluator.metrics()}
     assert result.metrics["corrupted/acc_drop"] > 0
 
 
 def test_every_metric_is_declared_and_has_a_direction() -> None:
     evaluator, _, result = scored()
-    assert set(evaluator.metrics()) == set(result.metrics)
-    assert len(result.metrics) == 3 * (1 + 35 + 7 + 1) + 1
-    directions = {name: evaluator.higher_is_better(name) for name in result.metrics}
-    assert {name for name, up in directions.items() if up} == {name for name in directions if name.endswith("/acc")}
-    assert None not in directions.values()
-    assert evaluator.higher_is_better("snow/colour") is None
+    declared = {metric.name: metric for metric in evaluator.metrics()}
+    assert set(declared) == set(result.metrics)
+    assert len(evaluator.metrics()) == len(declared) == 3 * (1 + 35 + 7 + 1) + 1
+    higher = {name for name, metric in declared.items() if metric.direction == "higher"}
+    assert higher == {name for name in declared if name.endswith("/acc")}
+    assert all(metric.direction is not None for metric in declared.values())
+    percent = {name for name, metric in declared.items() if metric.unit == "percent"}
+    assert percent == higher | {"corrupted/acc_drop"}
 
 
-def test_curves_are_drawn_from_the_arrays() -> None:
-    evaluator, _, result = scored(types=["snow", "pixelate"], severities=[2, 3, 5])
-    assert result.arrays["clean"].shape == (3,)
-    assert result.arrays["corrupted"].shape == (3, 2, 3)
-    assert result.arrays["corrupted"][1, 1, 0] == pytest.approx(result.metrics["pixelate-2/nll"])
-    figures = evaluator.figures(result.arrays)
-    assert set(figures) == {"acc_by_severity", "nll_by_severity", "ece_by_severity"}
-    assert {Image.open(io.BytesIO(picture)).format for picture in figures.values()} == {"PNG"}
-    assert len(set(figures.values())) == 3
+def test_curves_go_by_severity() -> None:
+    _, _, result = scored(types=["snow", "pixelate"], severities=[5, 2, 3])
+    assert set(result.figures) == {"acc_by_severity", "nll_by_severity", "ece_by_severity"}
+    for measure in MEASURES:
+        curves = result.figures[f"{measure}_by_severity"]
+        assert isinstance(curves, Curves)
+        assert curves.y == measure
+        assert list(curves.series) == ["snow", "pixelate"]
+        for kind, line in curves.series.items():
+            assert line.x == (0, 2, 3, 5)
+            wanted = ["clean", *(f"{kind}-{severity}" for severity in (2, 3, 5))]
+            assert line.y == pytest.approx([result.metrics[f"{name}/{measure}"] for name in wanted])
 
 
 @pytest.mark.parametrize(
@@ -148,12 +153,35 @@ def test_a_suite_may_name_these_metrics_and_no_others(registry, write_suite) -> 
 def test_the_papers_table_stands_below_ours_in_the_same_columns() -> None:
     columns = [f"{kind}/{measure}" for kind in ("clean", *PAPER) for measure in ("acc", "nll")]
     rows = [
-        Row("cifar10", 10, method, "vi", "conv-bn", f"{method}{seed}", seed, 0, "corruption", column, 0.5, True)
+        Row(
+            "cifar10",
+            10,
+            method,
+            "vi",
+            "conv-bn",
+            f"{method}{seed}",
+            seed,
+            0,
+            "corruption",
+            column,
+            0.5,
+            True,
+            "percent" * column.endswith("acc"),
+        )
         for method in ("random", "vbpc")
         for seed in range(2)
         for column in columns
     ]
-    table = build(rows, columns, published=published())
+    options = {
+        "network": {"plugin": "conv-bn"},
+        "init": "real",
+        "optimiser": "adam",
+        "learn_labels": True,
+        "noise": True,
+    }
+    places = {row.method: Place("cifar10", 10, row.method, "vi", "conv-bn") for row in rows}
+    queries = {place: PublishedQuery(*place, method_options=options) for place in places.values()}
+    table = build(rows, columns, published=[publication()], queries=queries)
     (below,) = [line for line in table.lines if line.published]
     assert below.method == "vbpc"
     assert [cell.mean for cell in below.cells[:4]] == ["69.8", "0.89", "59.3", "1.20"]
@@ -178,7 +206,7 @@ def test_the_papers_table_stands_below_ours_in_the_same_columns() -> None:
 
 def test_the_suites_show_the_papers_columns_at_the_papers_settings(registry) -> None:
     suite, main, small = (load(registry, name) for name in ("cifar10c", "paper/main", "cpu/cifar10c"))
-    printed = [record for record in published() if record.table == "cifar10c" and record.method == "vbpc"]
+    printed = [record for record in publication().numbers if record.table == "cifar10c" and record.method == "vbpc"]
     columns = [f"{record.setting.removeprefix('corruption=')}/{record.metric}" for record in printed]
     assert list(suite.metrics) == columns
     assert small.metrics == suite.metrics

@@ -86,12 +86,12 @@ def test_a_wrong_number_of_images_is_a_subset_and_the_official_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = place(tmp_path, count=2)
-    assert ImageNet64().facts(tmp_path).notes == ("subset",)
+    assert ImageNet64().facts(tmp_path).marks == ("subset",)
     says = ImageNet64().differs(tmp_path)
     assert str(folder / "train_data_batch_1") in says
     assert "20 images, not 1,281,167" in says
     monkeypatch.setattr(imagenet64, "_SIZES", {"train": 20, "test": 2})
-    assert ImageNet64().facts(tmp_path).notes == ()
+    assert ImageNet64().facts(tmp_path).marks == ()
     assert ImageNet64().differs(tmp_path) == ""
 
 

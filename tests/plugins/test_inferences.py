@@ -260,7 +260,8 @@ def test_accepts_gives_a_reason() -> None:
             raise NotImplementedError
 
     facts = Facts(shape=(1, 8, 8), classes=10, sizes={})
-    assert "foreign is a jax one" in (NetworkInference().accepts(Offer(facts, 1, "random", "class", Foreign())) or "")
+    reason = NetworkInference().accepts(Offer(facts, 1, "random", "class", Foreign()))
+    assert "foreign is a jax network" in (reason or "")
     assert "at least 1 member" in (Ensemble(members=0).accepts(Offer(facts, 1, "random", "class", ConvBN())) or "")
     assert Ensemble().accepts(Offer(facts, 1, "random", "class", ConvBN())) is None
 

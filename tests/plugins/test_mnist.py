@@ -76,7 +76,7 @@ def test_facts_come_from_headers_and_note_a_subset(tmp_path: Path, zipped: bool)
     facts = MNIST().facts(tmp_path)
     assert facts.shape == (1, 28, 28)
     assert facts.sizes == SMALL
-    assert facts.notes == ("subset",)
+    assert facts.marks == ("subset",)
     assert facts.class_names == tuple("0123456789")
     assert not list(tmp_path.rglob("*.npy"))
 
@@ -118,7 +118,7 @@ def test_missing_files_are_named_with_the_place(dataset: type[IdxDataset], tmp_p
         ("train-labels-idx1-ubyte", encoded(made("train")[1][1:]), "30 images"),
         ("train-labels-idx1-ubyte", encoded(made("train")[1] + np.uint8(1)), "label 10"),
         ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]) + struct.pack(">3I", 30, 28, 28), "truncated"),
-        ("train-images-idx3-ubyte", bytes([0, 0, 13, 3]) + encoded(made("train")[0])[4:], "no idx file"),
+        ("train-images-idx3-ubyte", bytes([0, 0, 13, 3]) + encoded(made("train")[0])[4:], "no idx header"),
     ],
 )
 def test_wrong_files_are_an_error_and_nothing_is_written(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -193,7 +193,7 @@ def test_real_data_are_what_torchvision_reads(dataset: type[IdxDataset]) -> None
     root = real(dataset)
     facts = dataset().facts(root)
     assert facts.sizes == {"train": 60_000, "test": 10_000}
-    assert facts.notes == ()
+    assert facts.marks == ()
     import_torchvision()
     from torchvision import datasets
 

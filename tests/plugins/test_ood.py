@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,15 @@ import pytest
 import sklearn.metrics as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 import bpcbench
 from bpcbench import metrics, session
 from bpcbench.errors import UserError
+from bpcbench.figures import Curves
+from bpcbench.planning.stages import ScoreStage
 from bpcbench.records import Array, Facts, Given, Predictions, Ref, SplitRef, Transform
 from bpcbench.registry.discovery import Registry
 from bpcbench.running.predictions import read_predictions
-from bpcbench.store.address import Address
 from bpcbench.store.store import Store
 from bpcbench.testing import EvaluatorConformance
 from bpcbench_evaluators.ood import SCORES, SETS, OutOfDistribution
@@ -88,7 +87,7 @@ def test_every_metric_of_every_score_is_scikit_learns(sizes: tuple[int, int], di
         for metric, value in expected.items():
             assert found[prefix + metric] == pytest.approx(value, abs=1e-9), (score, metric)
     assert len(found) == 4 * len(SCORES)
-    assert set(found) == set(OutOfDistribution(sets=["other"]).metrics())
+    assert set(found) == {metric.name for metric in OutOfDistribution(sets=["other"]).metrics()}
 
 
 def test_constant_scores_are_chance() -> None:
@@ -168,12 +167,12 @@ def test_without_a_set_it_says_what_to_do() -> None:
 
 
 def test_directions_and_names() -> None:
-    evaluator = OutOfDistribution()
-    assert evaluator.higher_is_better("svhn/auroc") is True
-    assert evaluator.higher_is_better("svhn/variance/fpr95") is False
-    assert evaluator.higher_is_better("svhn") is None
-    assert "cifar100/entropy/aupr_out" in evaluator.metrics()
-    assert "nowhere/auroc" not in evaluator.metrics()
+    declared = {metric.name: metric for metric in OutOfDistribution().metrics()}
+    assert declared["svhn/auroc"].direction == "higher"
+    assert declared["svhn/variance/fpr95"].direction == "lower"
+    assert {metric.unit for metric in declared.values()} == {"percent"}
+    assert "cifar100/entropy/aupr_out" in declared
+    assert "nowhere/auroc" not in declared
 
 
 def test_a_picture_per_set_whose_curve_passes_through_fpr95() -> None:
@@ -181,13 +180,17 @@ def test_a_picture_per_set_whose_curve_passes_through_fpr95() -> None:
     evaluator = OutOfDistribution(sets=["other", "another"])
     another = SplitRef("test", Ref("another"))
     found = evaluator.score({SplitRef(): own, OTHER: other, another: own}, NOTHING)
-    assert found.arrays["kept"][95] == pytest.approx(0.95)
+    assert set(found.figures) == {"roc_another", "roc_other"}
+    curves = found.figures["roc_other"]
+    assert isinstance(curves, Curves)
+    assert list(curves.series) == [*SCORES, "chance"]
     for score in SCORES:
         prefix = "other/" if score == "max_probability" else f"other/{score}/"
-        assert found.arrays[f"other/{score}"][95] == found.metrics[f"{prefix}fpr95"]
-    pictures = evaluator.figures(found.arrays)
-    assert list(pictures) == ["roc_another", "roc_other"]
-    assert all(Image.open(io.BytesIO(png)).format == "PNG" for png in pictures.values())
+        taken, kept = curves.series[score].x, curves.series[score].y
+        assert kept[38] == pytest.approx(0.95)
+        assert taken[38] == found.metrics[f"{prefix}fpr95"]
+        area = np.sum(np.diff(taken) * (np.array(kept[1:]) + kept[:-1]) / 2)
+        assert area == pytest.approx(found.metrics[f"{prefix}auroc"], abs=0.02)
 
 
 class TestConformance(EvaluatorConformance):
@@ -245,9 +248,10 @@ examples: 60
     store = Store.open(tmp_path / "out")
     for cell in session.plan(suite, out=tmp_path / "out").cells:
         predictions = {}
-        for item in store.meta(cell.scores["ood"])["body"]["inputs"]:
-            artefact = store.read(Address.parse(item["address"]))
-            predictions[item["dataset"] and item["dataset"]["plugin"]] = read_predictions(artefact)
+        stage = ScoreStage.from_json(store.meta(cell.scores["ood"])["stage"])
+        for item in stage.predictions:
+            other = item.wanted.dataset
+            predictions[other and other.plugin] = read_predictions(store.read(item.address))
         assert predictions["noise"].labels is None
         inside, outside = (np.exp(predictions[name].log_probs).max(1) for name in (None, "noise"))
         expected = oracle.roc_auc_score(np.r_[np.ones(60), np.zeros(60)], np.r_[inside, outside])

@@ -92,17 +92,17 @@ def test_tiny_imagenet_is_read_class_by_class_and_grey_becomes_colour(tiny: Path
 
 
 def test_tiny_imagenet_is_official_by_its_counts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert TinyImageNet().facts(tiny).notes == ("subset",)
+    assert TinyImageNet().facts(tiny).marks == ("subset",)
     assert "wnids.txt lists 3 classes, not 200" in TinyImageNet().differs(tiny)
     monkeypatch.setattr(tiny_imagenet, "_CLASSES", 3)
     monkeypatch.setattr(tiny_imagenet, "_TESTS", 5)
-    assert "n01 has not 500 pictures" in TinyImageNet().differs(tiny)
+    assert "n01 does not have 500 pictures" in TinyImageNet().differs(tiny)
     monkeypatch.setattr(tiny_imagenet, "_PER_CLASS", 4)
     monkeypatch.setattr(TinyImageNet, "version", 2)
     assert TinyImageNet().differs(tiny) == ""
-    assert TinyImageNet().facts(tiny).notes == ()
+    assert TinyImageNet().facts(tiny).marks == ()
     (tiny / "tiny-imagenet-200" / "train" / "n02" / "images" / "n02_1.JPEG").unlink()
-    assert "n02 has not 4 pictures" in TinyImageNet().differs(tiny)
+    assert "n02 does not have 4 pictures" in TinyImageNet().differs(tiny)
     save(tiny / "tiny-imagenet-200" / "train" / "n02" / "images" / "n02_1.JPEG", 1)
     (tiny / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn01\n")
     assert "val has 1 pictures, not 5" in TinyImageNet().differs(tiny)
@@ -186,11 +186,11 @@ def test_imagewoof_is_resized_as_torchvision_does(dogs: Path, size: int) -> None
 
 def test_imagewoof_is_official_by_its_counts(dogs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = Imagewoof().facts(dogs)
-    assert (facts.shape, facts.classes, facts.notes) == ((3, 128, 128), 10, ("subset",))
+    assert (facts.shape, facts.classes, facts.marks) == ((3, 128, 128), 10, ("subset",))
     assert facts.class_names[0] == "Shih-Tzu"
     assert f"{dogs / 'imagewoof2' / 'train'} has 30 pictures, not 9,025" in Imagewoof().differs(dogs)
     monkeypatch.setattr(woof, "_SIZES", {"train": 30, "test": 20})
-    assert Imagewoof().facts(dogs).notes == ()
+    assert Imagewoof().facts(dogs).marks == ()
     (dogs / "imagewoof2" / "val" / "n02115641" / "0.JPEG").unlink()
     assert "val has 19 pictures, not 20" in Imagewoof().differs(dogs)
 
@@ -260,7 +260,7 @@ def test_parts_of_a_folder_are_its_splits(tmp_path: Path, test: str, grey: bool)
     folder = place_folder(tmp_path / "mine", ("train", test))
     mine = ImageFolder(path=str(folder), size=16, grey=grey)
     facts = mine.facts(tmp_path)
-    assert (facts.sizes, facts.class_names, facts.notes) == ({"train": 20, "test": 20}, ("ant", "bee"), ())
+    assert (facts.sizes, facts.class_names, facts.marks) == ({"train": 20, "test": 20}, ("ant", "bee"), ())
     shape = transforms.Compose([transforms.Resize(16), transforms.CenterCrop(16)])
     for split, part in (("train", "train"), ("test", test)):
         theirs = datasets.ImageFolder(folder / part, loader=lambda path: Image.open(path))
@@ -293,13 +293,12 @@ def test_a_folder_without_a_test_part_is_split_by_the_seed(own: Path) -> None:
 
 
 def test_where_a_folder_lies_is_not_part_of_its_key(own: Path) -> None:
-    from bpcbench.registry.discovery import registry
-    from bpcbench.registry.options import describe, identity
+    from bpcbench.planning.spec import Spec
 
     place_folder(own / "copy")
     first, second = ImageFolder(path="mine", size=16), ImageFolder(path=str(own / "copy"), size=16)
-    assert identity(registry(), first) == identity(registry(), second)
-    assert describe(first)["path"] == "mine"
+    assert Spec.of(first).digest == Spec.of(second).digest
+    assert Spec.of(first).settings()["path"] == "mine"
     assert first.fingerprint(own, "train") == second.fingerprint(own, "train")
 
 
@@ -343,7 +342,7 @@ def test_wrong_folders_are_an_error_and_nothing_is_written(
     if says is None:
         assert mine.facts(own).class_names == ("ant", "cow")
         place_folder(own / "mine", ("test",), ("dog",))
-        says = "has the classes dog, which train has not"
+        says = "has the classes dog, which train does not have"
     with pytest.raises(UserError, match=says):
         [mine.load(own, split) for split in ("train", "test")]
     assert clean(own) or "cannot be read" in says or "bits" in says
@@ -353,7 +352,7 @@ def test_wrong_folders_are_an_error_and_nothing_is_written(
 def test_what_is_not_there_or_makes_no_sense_is_said(own: Path) -> None:
     with pytest.raises(MissingData, match="needs its option `path`"):
         ImageFolder().facts(own)
-    with pytest.raises(MissingData, match="there is no folder"):
+    with pytest.raises(MissingData, match="of its option `path` does not exist"):
         ImageFolder(path="nowhere").facts(own)
     for wrong in ({"size": 0}, {"test_fraction": 1.0}, {"test_fraction": 0.0}, {"seed": -1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -364,6 +363,21 @@ def test_what_is_not_there_or_makes_no_sense_is_said(own: Path) -> None:
     save(own / "mine" / "bee" / "second.png", 1)
     with pytest.raises(UserError, match="class bee has no picture left to train on"):
         ImageFolder(path="mine", test_fraction=0.9).facts(own)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(
+    ("width", "height", "scaled", "left", "top"),
+    [(50, 30, (26, 16), 5, 0), (31, 47, (16, 24), 0, 4), (16, 21, (16, 21), 0, 2), (9, 9, (16, 16), 0, 0)],
+)
+def test_the_shorter_side_is_scaled_and_the_centre_cut_out(
+    tmp_path: Path, mode: Any, width: int, height: int, scaled: tuple[int, int], left: int, top: int
+) -> None:
+    made = picture(3, (width, height), mode)
+    made.save(tmp_path / "a.png")
+    resized = np.asarray(made.resize(scaled, Image.Resampling.BILINEAR))[top : top + 16, left : left + 16]
+    expected = resized[None] if mode == "L" else resized.transpose(2, 0, 1)
+    np.testing.assert_array_equal(decode(str(tmp_path / "a.png"), mode, 16), expected)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "1", "LA"])

@@ -15,6 +15,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from bpcbench.errors import UserError
 from bpcbench.planning.plan import Plan, make
+from bpcbench.planning.stages import PredictStage
 from bpcbench.records import Coreset, Data, Facts, Given, Made, Predictions, Ref, Split, SplitRef, Transform
 from bpcbench.registry.discovery import Registry
 from bpcbench.suite.files import load
@@ -60,7 +61,8 @@ def test_the_score_compares_with_the_reference() -> None:
     labels = np.arange(50) % 3
     cell, reference = predicted(0, labels), predicted(1, labels)
     found = Posterior().score({SplitRef(): cell}, given(reference)).metrics
-    assert set(found) == set(Posterior().metrics())
+    directions = {metric.name: metric.direction for metric in Posterior().metrics()}
+    assert set(found) == set(directions)
     assert found["agreement"] == np.mean(cell.log_probs.argmax(1) == reference.log_probs.argmax(1))
     assert found["reference_acc"] == np.mean(reference.log_probs.argmax(1) == labels)
     same = Posterior().score({SplitRef(): cell}, given(cell)).metrics
@@ -68,9 +70,8 @@ def test_the_score_compares_with_the_reference() -> None:
     assert set(Posterior().score({SplitRef(): predicted(0)}, given(predicted(1))).metrics) == {
         "agreement", "total_variation"
     }  # fmt: skip
-    directions = {name: Posterior().higher_is_better(name) for name in Posterior().metrics()}
     assert directions == {
-        "agreement": True, "total_variation": False, "reference_acc": None, "reference_nll": None
+        "agreement": "higher", "total_variation": "lower", "reference_acc": None, "reference_nll": None
     }  # fmt: skip
     with pytest.raises(ValueError, match="not of the same images"):
         Posterior().score({SplitRef(): cell}, given(predicted(1, rows=49)))
@@ -78,8 +79,7 @@ def test_the_score_compares_with_the_reference() -> None:
 
 def test_it_asks_for_all_data_under_its_inference_with_the_cells_network() -> None:
     wanted = Posterior(inference=HMCInference(leapfrog=7)).reference(FACTS)
-    assert (wanted.method, wanted.inference.plugin, wanted.network) == (Ref("whole"), "hmc", None)
-    assert wanted.inference.options["leapfrog"] == 7
+    assert (wanted.method, wanted.inference, wanted.network) == (Ref("whole"), HMCInference(leapfrog=7), None)
 
 
 def moments(data: Data) -> Given:
@@ -184,17 +184,18 @@ def planned(registry: Registry, write_suite: Callable[..., str], tmp_path: Path)
 
 def test_references_are_shared_by_the_cells_of_a_network(planned: Callable[..., Plan]) -> None:
     plan = planned()
-    references = [p.stage for p in plan.stages if p.stage.kind == "predict" and p.stage.body["seed"] == "reference"]
-    assert sorted(stage.body["network"]["width"] for stage in references) == [2, 3]
-    assert sum(p.stage.kind == "predict" for p in plan.stages) == 2 * (2 + 1) + 2
-    users = [p.stage for p in plan.stages if references[0].id in p.stage.needs]
-    assert {stage.plugin for stage in users} == {"posterior"}
+    predicts = [p.stage for p in plan.stages if isinstance(p.stage, PredictStage)]
+    references = [stage for stage in predicts if stage.seed == "reference"]
+    assert sorted(stage.network.options["width"] for stage in references) == [2, 3]
+    assert len(predicts) == 2 * (2 + 1) + 2
+    users = [p for p in plan.stages if references[0].id in p.stage.needs]
+    assert {planned.plugin for planned in users} == {"posterior"}
     fixed = planned(evaluators={"posterior": {"network": {"plugin": "conv-nn", "width": 2}}})
-    assert sum(p.stage.body.get("seed") == "reference" for p in fixed.stages) == 1
+    assert sum(getattr(p.stage, "seed", None) == "reference" for p in fixed.stages) == 1
 
 
 def test_a_reference_that_is_not_possible_is_said(planned: Callable[..., Plan]) -> None:
-    with pytest.raises(UserError, match=r"evaluators.posterior: what it compares with is not possible: .*width"):
+    with pytest.raises(UserError, match=r"evaluators.posterior: its reference is not possible: .*width"):
         planned(evaluators={"posterior": {"network": {"plugin": "conv-nn", "width": 0}}})
 
 

@@ -246,7 +246,7 @@ def test_samples_on_disk_that_are_gone_are_noticed(tmp_path: Path) -> None:
     assert again.read(1, 0).tolist() == [3, 4, 5]
     (file,) = tmp_path.glob("*.npy")
     file.unlink()
-    with pytest.raises(ValueError, match="are gone"):
+    with pytest.raises(ValueError, match="are missing"):
         Samples(tmp_path).load_state_dict(first.state_dict())
 
 
@@ -310,7 +310,7 @@ def test_other_frameworks_and_precisions_are_refused(inference: Sampler) -> None
         framework: ClassVar[str] = "jax"
 
     facts = Facts(shape=(1, 8, 8), classes=10, sizes={})
-    assert "is a jax one" in (inference.accepts(Offer(facts, 1, "random", "class", Foreign())) or "")
+    assert "is a jax network" in (inference.accepts(Offer(facts, 1, "random", "class", Foreign())) or "")
     ctx = Noting()
     ctx.precision = "bf16"
     with pytest.raises(ValueError, match="float32, not in 'bf16'"):

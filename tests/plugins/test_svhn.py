@@ -53,7 +53,7 @@ def test_content_is_what_torchvision_reads(tmp_path: Path, folder: str, monkeypa
     place(tmp_path / folder)
     facts = SVHN().facts(tmp_path)
     assert facts.sizes == COUNTS
-    assert facts.notes == ("subset",)
+    assert facts.marks == ("subset",)
     for split in COUNTS:
         theirs = datasets.SVHN(tmp_path / folder, split)
         ours = SVHN().load(tmp_path, split)

@@ -152,6 +152,7 @@ def explodes() -> Any:
     raise RuntimeError("two\nlines")
 
 
+WORD = ".name must be a word of letters, digits and _ . ~ + -"
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no API": ({"BPCBENCH_API": None}, "it does not say BPCBENCH_API = 1, the version it was written for"),
     "API in words": ({"BPCBENCH_API": "1"}, "it does not say BPCBENCH_API = 1"),
@@ -171,8 +172,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "not a plugin": ({"bpcbench_inferences": returns(Path)}, "which is not a subclass of bpcbench.Inference"),
     "not a dataclass": ({"bpcbench_datasets": returns(Undecorated)}, "must be decorated with @dataclass(frozen=True)"),
     "abstract": ({"bpcbench_datasets": returns(Unfinished)}, "Unfinished does not define facts, fingerprint, load"),
-    "no name": ({"bpcbench_datasets": returns(Nameless)}, "Nameless.name must be a word without / : @ = or spaces"),
-    "bad name": ({"bpcbench_datasets": returns(Slashed)}, "Slashed.name must be a word without"),
+    "no name": ({"bpcbench_datasets": returns(Nameless)}, "Nameless" + WORD),
+    "bad name": ({"bpcbench_datasets": returns(Slashed)}, "Slashed" + WORD),
     "version": ({"bpcbench_datasets": returns(Versioned)}, "Versioned.version must be an integer"),
     "no default": ({"bpcbench_datasets": returns(Defaultless)}, "Defaultless.needed needs a default"),
     "reserved": ({"bpcbench_methods": returns(Greedy)}, "Greedy.plugin: suites use this word themselves"),

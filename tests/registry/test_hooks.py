@@ -12,12 +12,14 @@ import pytest
 
 import bpcbench
 from bpcbench import hooks
+from bpcbench.cli import main
 from bpcbench.registry.discovery import KINDS, LOCAL_VARIABLE, Registry, registry
 from bpcbench.session import rows
 
 HOOKS = {name: value for name, value in vars(hooks).items() if name.startswith("bpcbench_")}
 EXPECTED = {
     "bpcbench_datasets": ("dataset", "stripes"),
+    "bpcbench_preprocessings": ("preprocessing", "centre"),
     "bpcbench_prerequisites": ("prerequisite", "class-means"),
     "bpcbench_methods": ("method", "jitter"),
     "bpcbench_inferences": ("inference", "nearest-mean"),
@@ -54,7 +56,8 @@ class ByMeans(bpcbench.Method):
 
     def distil(self, data, ipc, given, ctx):
         labels = np.arange(data.facts.classes)
-        return bpcbench.Coreset(given["means"].members["final"]["means"], labels, labels, len(labels))
+        images = given["means"].members["final"]["means"]
+        return bpcbench.Coreset(images=images, targets=labels, classes=len(labels))
 
 @bpcbench.hookimpl
 def bpcbench_methods():
@@ -90,7 +93,7 @@ def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_every_kind_of_plugin_has_its_hook() -> None:
     assert {f"bpcbench_{kind}s" for kind in KINDS} == set(EXPECTED)
-    assert set(HOOKS) == {*EXPECTED, "bpcbench_suites", "bpcbench_stage_finished"}
+    assert set(HOOKS) == {*EXPECTED, "bpcbench_suites", "bpcbench_published", "bpcbench_stage_finished"}
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -132,6 +135,19 @@ def test_the_example_of_an_observer_tells_of_a_failure(
     result = bpcbench.run(suite, ["ipc=21", "seeds=1"], out=tmp_path / "out", inline=True, track=False, quiet=True)
     assert result.exit_code == 1
     assert "stripes ipc 21 jitter seed 0 failed: ValueError: class 0 has 20 examples, fewer" in capsys.readouterr().out
+
+
+def test_the_example_of_a_publication_stands_below_the_measured_line(
+    examples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite, out = "example_of_bpcbench_suites:tiny", str(tmp_path / "out")
+    bpcbench.run(suite, out=out, inline=True, track=False, quiet=True)
+    assert main(["report", suite, "--out", out, "--published", "--format", "md"]) == 0
+    printed = capsys.readouterr().out
+    lines = [line.split(" | ")[0] for line in printed.splitlines() if "jitter" in line]
+    assert lines[:2] == ["| jitter", "| jitter (published)"]
+    assert "| 95.1±0.4 |" in printed
+    assert "printed in Jitter, 2025 and not ranked here. Its images have twice the resolution." in printed
 
 
 def test_the_example_of_an_engine_runs_a_suite(examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

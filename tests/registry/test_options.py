@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from toys import Centroid, Everything, Line, Pick
 
 from bpcbench import Method, option, refers
 from bpcbench.errors import UserError
+from bpcbench.planning.spec import Spec
 from bpcbench.records import Ref
 from bpcbench.registry.discovery import Registry
 from bpcbench.registry.options import (
@@ -24,15 +27,13 @@ from bpcbench.registry.options import (
     as_ref,
     build,
     cast,
-    describe,
     documentation,
-    identity,
     plugins_within,
     readable_type,
     ready,
     summary,
 )
-from bpcbench.store.address import Address, canonical, digest
+from bpcbench.store.address import PLUGIN, Address, canonical, digest, keyed
 
 Install = Callable[..., Registry]
 
@@ -162,19 +163,20 @@ def test_references_to_nothing(found: Registry, value: Any, message: str) -> Non
     assert message in problem.message
 
 
-def key(found: Registry, plugin: Any) -> str:
-    return digest(identity(found, plugin))
+def key(plugin: Any) -> str:
+    return Spec.of(plugin).digest
 
 
-def test_identity_leaves_out_what_cannot_matter(found: Registry) -> None:
+def test_a_spec_keys_what_can_matter_and_nothing_else() -> None:
     plain = Pick(net=Line())
-    assert identity(found, plain)["options"] == {
-        "steps": 2,
-        "rate": 0.1,
-        "net": {"plugin": "tests:line", "version": 1, "options": {"width": 4, "height": 1}},
-    }
-    assert key(found, dataclasses.replace(plain, chunk=99)) == key(found, plain)
-    assert identity(found, dataclasses.replace(plain, style="new"))["options"]["style"] == "new"
+    spec = Spec.of(plain)
+    net = spec.options["net"]
+    assert {**spec.options, "net": None} == {"steps": 2, "rate": 0.1, "net": None}
+    assert spec.unkeyed == {"chunk": 8, "style": "plain"}
+    assert (net.kind, net.package, net.name, net.version) == ("network", "toys", "line", 1)
+    assert (net.options, net.unkeyed) == ({"width": 4, "height": 1}, {})
+    assert key(dataclasses.replace(plain, chunk=99)) == key(plain)
+    assert Spec.of(dataclasses.replace(plain, style="new")).options["style"] == "new"
     others = [
         dataclasses.replace(plain, steps=3),
         dataclasses.replace(plain, rate=0.2),
@@ -183,32 +185,37 @@ def test_identity_leaves_out_what_cannot_matter(found: Registry) -> None:
         dataclasses.replace(plain, net=None),
         Everything(net=Line()),
     ]
-    assert len({key(found, plugin) for plugin in [plain, *others]}) == 7
+    assert len({key(plugin) for plugin in [plain, *others]}) == 7
 
 
-def test_identity_of_a_fixed_plugin_does_not_change(registry: Registry) -> None:
-    # Every stored result has a key made like this: a change loses them all, so it must be deliberate (keys.SCHEME).
+def test_the_spec_of_a_fixed_plugin_does_not_change(registry: Registry) -> None:
+    # Every stored result has a key made like this: a change loses them all, so it must be deliberate.
     plugin = build(registry, "inference", Ref("ensemble", {"members": 3, "lr": 1}))
-    assert canonical(identity(registry, plugin)) == (
-        '{"options":{"batch_size":256,"cosine":false,"lr":1.0,"members":3,"steps":300,"weight_decay":0.0},'
-        '"plugin":"bpcbench:ensemble","version":1}'
+    expected = (
+        '{"kind":"inference","name":"ensemble",'
+        '"options":{"batch_size":256,"cosine":false,"lr":1.0,"members":3,"steps":300,"weight_decay":0.0},'
+        '"package":"bpcbench_torch","version":1}'
     )
+    assert canonical(keyed(Spec.of(plugin).to_json()[PLUGIN])) == expected
+    assert Spec.of(plugin).digest == hashlib.sha256(expected.encode()).hexdigest()[:32]
     fixed = {"options": {"a": 0.1, "b": [1, 2.0, None], "ü": True}, "plugin": "x:y", "version": 1}
     assert digest(fixed) == "d0ffdd550544772def914f0d93a6dd45"
 
 
-def test_the_version_is_part_of_the_identity(install: Install) -> None:
+def test_the_version_is_part_of_the_key() -> None:
     @dataclass(frozen=True)
     class Newer(Centroid):
         name = "newer"
         version = 2
 
-    assert identity(install(toys, Newer), Newer())["version"] == 2
+    newer = Spec.of(Newer())
+    assert newer.version == 2
+    assert newer.digest != dataclasses.replace(newer, version=1).digest
 
 
 def test_a_default_and_the_same_value_written_out_have_one_key(found: Registry) -> None:
     # Centroid.heat is declared float with the default 1.
-    keys = {key(found, build(found, "inference", Ref("centroid", o))) for o in ({}, {"heat": 1}, {"heat": 1.0})}
+    keys = {key(build(found, "inference", Ref("centroid", o))) for o in ({}, {"heat": 1}, {"heat": 1.0})}
     assert len(keys) == 1
     assert isinstance(build(found, "inference", Ref("centroid")).heat, float)
 
@@ -222,10 +229,13 @@ def test_a_default_and_the_same_value_written_out_have_one_key(found: Registry) 
 )
 def test_a_description_builds_the_same_plugin(found: Registry, steps: int, rate: float, style: str, net: Any) -> None:
     plugin = Pick(steps=steps, rate=rate, style=style, net=net)
-    again = build(found, "method", as_ref(describe(plugin)))
+    spec = Spec.of(plugin)
+    again = build(found, "method", as_ref(spec.reference()))
     assert again == plugin
-    assert key(found, again) == key(found, plugin)
-    canonical(describe(plugin))  # it is plain JSON
+    assert key(again) == key(plugin)
+    carried = json.loads(canonical(spec.to_json()))  # it is plain JSON
+    assert Spec.from_json(carried).digest == spec.digest
+    assert Spec.from_json(carried).build(found) == plugin
 
 
 @dataclass(frozen=True)
@@ -250,9 +260,9 @@ def test_containers_round_trip_and_are_not_shared(install: Install) -> None:
     options = {"sizes": [3], "weights": {"b": 2, "a": 1}, "names": ["c"], "mode": "y", "limit": 1, "folder": "b"}
     plugin: Any = build(found, "method", Ref("many", options))
     assert (plugin.sizes, plugin.weights, plugin.folder) == ((3,), {"b": 2.0, "a": 1.0}, Path("b"))
-    assert build(found, "method", as_ref(describe(plugin))) == plugin
+    assert Spec.of(plugin).build(found) == plugin
     swapped = build(found, "method", Ref("many", {**options, "weights": {"a": 1, "b": 2}}))
-    assert key(found, swapped) == key(found, plugin)
+    assert key(swapped) == key(plugin)
     one, two = (build(found, "method", Ref("many")) for _ in range(2))
     assert one.names is not two.names
     assert Many().names is not Many().names

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bpcbench import cli, session
-from bpcbench.reporting.anytime import kept, points, progress
+from bpcbench.reporting.anytime import kept, pictures, points, progress
 from bpcbench.reporting.pairs import pairs
 from bpcbench.reporting.plain import plain
 from bpcbench.reporting.rows import Row
@@ -91,11 +91,26 @@ def test_evaluating_again_runs_nothing(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_pictures_and_gains_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(_words(folder, "--pictures", str(folder / "png"))) == 0
+    assert cli.main(_words(folder, "--pictures", str(folder / "svg"))) == 0
     out = capsys.readouterr().out
     assert "End against start" in out
-    assert {path.name for path in (folder / "png").iterdir()} == {"digits-ipc1-acc.png", "digits-ipc1-nll.png"}
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (folder / "png").iterdir())
+    assert {path.name for path in (folder / "svg").iterdir()} == {"digits-ipc1-acc.svg", "digits-ipc1-nll.svg"}
+    drawn = (folder / "svg" / "digits-ipc1-acc.svg").read_text(encoding="utf-8")
+    assert all(words in drawn for words in ("<svg", "vbpc / vi", "acc %", "CPU seconds", "Bands: ±"))
+
+
+def test_figures_have_the_numbers_of_the_table(folder: Path) -> None:
+    ended, _ = _ended(folder)
+    assert ended.store is not None
+    found = points(ended.plan, ended.store, ("acc", "nll"))
+    drawn = pictures(found, ("acc", "nll"))
+    for metric, scale in (("acc", 100), ("nll", 1)):
+        curves = drawn[f"digits-ipc1-{metric}"]
+        line = curves.series["vbpc / vi"]
+        assert line.x == tuple(point.cpu_seconds for point in found)
+        assert line.y == pytest.approx([scale * point.metrics[metric].mean for point in found])
+        stds = [scale * (point.metrics[metric].std or 0) for point in found]
+        assert np.subtract(line.high, line.low) == pytest.approx(2 * np.array(stds))
 
 
 def test_gains_are_differences_of_the_points(folder: Path) -> None:
@@ -152,7 +167,9 @@ def test_wrong_steps_are_refused(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 def _row(method: str, seed: int, evaluation: int, value: float, coreset: str) -> Row:
-    return Row("digits", 1, method, "vi", "conv-bn", coreset, seed, evaluation, "classification", "acc", value, True)
+    return Row(
+        "digits", 1, method, "vi", "conv-bn", coreset, seed, evaluation, "classification", "acc", value, True, "percent"
+    )
 
 
 def test_pairs_average_evaluations_and_pair_seeds() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bpcbench.errors import UserError
-from bpcbench.reporting import FORMATS, Format, Published, Row, Table, build, render
+from bpcbench.records import Publication, PublishedNumber, PublishedPattern, PublishedQuery
+from bpcbench.reporting import FORMATS, Format, Place, Row, Table, build, render
 
 TEXT = """\
 Small & made up
@@ -20,11 +21,10 @@ Small & made up
 method                     acc % ↑           nll ↓
 ────────────────────────────────────────────────────
 my_method               91.0±1.4   *    0.36±0.01  _
+my_method (published)   96.7±0.4           —
 near                    90.5±2.1   _~  0.060±0.014 *
 herding                 50.0 (n=1)       inf (n=1)
 whole                   98.5±0.7           —
-────────────────────────────────────────────────────
-my_method (published)   96.7±0.4           —
 ────────────────────────────────────────────────────
 In each column: * best, _ second, ~ not distinguishable from the best (Welch's
   t-test at the 0.05 level).
@@ -34,9 +34,9 @@ No result (—): 1 of 8 cells.
 Not finite, and so not ranked: 1 of 8 cells.
 Shown for reference, not ranked: whole.
 Marked subset: mnist.
-Lines marked (published) are printed in the VBPC paper and not ranked here: its
-  protocol need not be this one, its ± need not mean the same, and its NLL
-  formula for the baselines is not stated.
+Lines marked (published) are printed in A & B, 2025 and not ranked here. Its ±
+  need not mean the same.
+No published number for near, herding, whole.
 """
 
 MARKDOWN = """\
@@ -45,10 +45,10 @@ MARKDOWN = """\
 | method | mnist ipc 1<br>acc % ↑ | mnist ipc 1<br>nll ↓ |
 | --- | ---: | ---: |
 | my_method | **91.0**±1.4 | <u>0.36</u>±0.01 |
+| my_method (published) | 96.7±0.4 | — |
 | near | <u>90.5</u>±2.1 ~ | **0.060**±0.014 |
 | herding | 50.0 (n=1) | inf (n=1) |
 | whole | 98.5±0.7 | — |
-| my_method (published) | 96.7±0.4 | — |
 
 - In each column: **bold** best, <u>underlined</u> second, \\~ not distinguishable from the best (Welch's t-test at the 0.05 level).
 - ± is the sample standard deviation over n coresets of their means over evaluation seeds; n = 2 unless given in brackets.
@@ -56,7 +56,8 @@ MARKDOWN = """\
 - Not finite, and so not ranked: 1 of 8 cells.
 - Shown for reference, not ranked: whole.
 - Marked subset: mnist.
-- Lines marked (published) are printed in the VBPC paper and not ranked here: its protocol need not be this one, its ± need not mean the same, and its NLL formula for the baselines is not stated.
+- Lines marked (published) are printed in A &amp; B, 2025 and not ranked here. Its ± need not mean the same.
+- No published number for near, herding, whole.
 """
 
 LATEX = r"""% needs \usepackage{booktabs}
@@ -70,15 +71,14 @@ LATEX = r"""% needs \usepackage{booktabs}
 method & acc \% $\uparrow$ & nll $\downarrow$ \\
 \midrule
 my\_method & \textbf{91.0}$\pm$1.4 & \underline{0.36}$\pm$0.01 \\
+my\_method (published) & 96.7$\pm$0.4 & --- \\
 near & \underline{90.5}$\pm$2.1$^{\sim}$ & \textbf{0.060}$\pm$0.014 \\
 herding & 50.0 (n=1) & inf (n=1) \\
 whole & 98.5$\pm$0.7 & --- \\
-\midrule
-my\_method (published) & 96.7$\pm$0.4 & --- \\
 \bottomrule
 \end{tabular}
 \par\smallskip
-\parbox{\linewidth}{\footnotesize In each column: \textbf{bold} best, \underline{underlined} second, $^{\sim}$ not distinguishable from the best (Welch's t-test at the 0.05 level). $\pm$ is the sample standard deviation over n coresets of their means over evaluation seeds; n = 2 unless given in brackets. No result (---): 1 of 8 cells. Not finite, and so not ranked: 1 of 8 cells. Shown for reference, not ranked: whole. Marked subset: mnist. Lines marked (published) are printed in the VBPC paper and not ranked here: its protocol need not be this one, its $\pm$ need not mean the same, and its NLL formula for the baselines is not stated.}
+\parbox{\linewidth}{\footnotesize In each column: \textbf{bold} best, \underline{underlined} second, $^{\sim}$ not distinguishable from the best (Welch's t-test at the 0.05 level). $\pm$ is the sample standard deviation over n coresets of their means over evaluation seeds; n = 2 unless given in brackets. No result (---): 1 of 8 cells. Not finite, and so not ranked: 1 of 8 cells. Shown for reference, not ranked: whole. Marked subset: mnist. Lines marked (published) are printed in A \& B, 2025 and not ranked here. Its $\pm$ need not mean the same. No published number for near, herding, whole.}
 \end{table}
 """
 
@@ -86,14 +86,14 @@ CSV = """\
 dataset,ipc,method,inference,network,evaluator,metric,higher_is_better,source,mean,std,n,within,low,high,best,second,tied,text,notes
 mnist,1,my_method,vi,conv,predictive,acc,True,measured,0.91,0.014142,2,,0.782938,1.037062,True,False,False,91.0±1.4,subset
 mnist,1,my_method,vi,conv,predictive,nll,False,measured,0.36,0.014142,2,,0.232938,0.487062,False,True,False,0.36±0.01,subset
+mnist,1,my_method,vi,conv,,acc,True,published,0.967,0.004,,,,,False,False,False,96.7±0.4,
+mnist,1,my_method,vi,conv,,nll,False,published,,,,,,,False,False,False,—,
 mnist,1,near,vi,conv,predictive,acc,True,measured,0.905,0.021213,2,,0.714407,1.095593,False,True,True,90.5±2.1,subset
 mnist,1,near,vi,conv,predictive,nll,False,measured,0.060000,0.014142,2,,-0.067062,0.187062,True,False,False,0.060±0.014,subset
 mnist,1,herding,vi,conv,predictive,acc,True,measured,0.5,,1,,,,False,False,False,50.0 (n=1),subset
 mnist,1,herding,vi,conv,predictive,nll,False,measured,inf,,1,,,,False,False,False,inf (n=1),subset
 mnist,1,whole,vi,conv,predictive,acc,True,measured,0.985,0.007071,2,,0.921469,1.048531,False,False,False,98.5±0.7,subset
 mnist,1,whole,vi,conv,predictive,nll,False,measured,,,,,,,False,False,False,—,
-mnist,1,my_method,,,,acc,True,published,0.967,0.004,,,,,False,False,False,96.7±0.4,
-mnist,1,my_method,,,,nll,False,published,,,,,,,False,False,False,—,
 """
 
 
@@ -110,6 +110,7 @@ JSON = """\
       "evaluator": "e",
       "metric": "nll",
       "higher_is_better": false,
+      "unit": "",
       "source": "measured",
       "mean": null,
       "std": null,
@@ -136,14 +137,19 @@ def example(name: str = "my_method") -> Table:
     accs = {name: (0.90, 0.92), "near": (0.89, 0.92), "herding": (0.5, 0.5), "whole": (0.99, 0.98)}
     nlls = {name: (0.35, 0.37), "near": (0.05, 0.07), "herding": (float("inf"),) * 2}
     rows = []
-    for metric, higher, values in (("acc", True, accs), ("nll", False, nlls)):
+    for metric, higher, unit, values in (("acc", True, "percent", accs), ("nll", False, "", nlls)):
         for method, pair in values.items():
             for seed, value in enumerate(pair):
                 coreset = method if method == "herding" else f"{method}-{seed}"
                 place = ("mnist", 1, method, "vi", "conv", coreset)
-                rows.append(Row(*place, seed, 0, "predictive", metric, value, higher, ("subset",)))
-    paper = [Published("main", "mnist", 1, "", name, "acc", 96.7, 0.4, ("96.7", "0.4"))]
-    return build(rows, title="Small & made up", published=paper)
+                rows.append(
+                    Row(*place, seed, 0, "predictive", metric, value, higher, unit, ("subset",), method != "whole")
+                )
+    cells = (PublishedPattern(method="mine"),)
+    number = PublishedNumber("main", "mnist", 1, name, "acc", 0.967, 0.004, printed=("96.7", "0.4"), cells=cells)
+    paper = Publication("A & B, 2025", "", (number,), "Its ± need not mean the same.")
+    queries = {Place("mnist", 1, name, "vi", "conv"): PublishedQuery("mnist", 1, "mine", "vi", "conv")}
+    return build(rows, title="Small & made up", published=[paper], queries=queries)
 
 
 def single(value: float, method: str = "a", dataset: str = "digits", metric: str = "nll") -> Row:

@@ -1,138 +1,264 @@
 from __future__ import annotations
 
-from collections import Counter
+import dataclasses
+import types
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from bpcbench.reporting.published import summary
 
-from bpcbench.errors import Mistakes
-from bpcbench.reporting import Published, Row, build, lookup, published
-from bpcbench.reporting.published import normalised
+import bpcbench
+from bpcbench.cli import main
+from bpcbench.records import Publication, PublishedNumber, PublishedPattern, PublishedQuery
+from bpcbench.registry.discovery import Registry
+from bpcbench.reporting import Place, Row, Table, build, match
 
-HEADER = "table,dataset,ipc,setting,method,metric,mean,std\n"
-
-
-@pytest.fixture(scope="module")
-def paper() -> list[Published]:
-    return published()
-
-
-def measured(method: str, dataset: str, ipc: int = 1, metric: str = "acc") -> Row:
-    higher = metric == "acc"
-    return Row(dataset, ipc, method, "vi", "conv", f"{method}-{dataset}", 0, 0, "predictive", metric, 0.5, higher)
-
-
-def test_the_papers_numbers_ship_with_the_package(paper: list[Published]) -> None:
-    assert len(paper) == 602
-    assert Counter(record.table for record in paper)["main"] == 168
-    assert len({(p.table, p.dataset, p.ipc, p.setting, p.method, p.metric) for p in paper}) == len(paper)
-
-
-def test_lookup_by_any_spelling(paper: list[Published]) -> None:
-    for dataset in ("cifar10", "CIFAR10", "CIFAR-10", "cifar_10"):
-        found = lookup(paper, dataset=dataset, ipc=10, method="VBPC", metric="nll")
-        assert found is not None
-        assert (found.mean, found.std, found.printed) == (0.89, 0.02, ("0.89", "0.02"))
-
-
-def test_lookup_keeps_tables_and_settings_apart(paper: list[Published]) -> None:
-    cell = {"dataset": "cifar10", "ipc": 10, "method": "vbpc", "metric": "acc"}
-    found = lookup(paper, **cell, table="architecture", setting="arch=conv-gn")  # type: ignore[arg-type]
-    assert found is not None
-    assert found.mean == 66.8
-    assert lookup(paper, **cell, table="architecture") is None  # type: ignore[arg-type]
-    assert lookup(paper, **(cell | {"ipc": 3})) is None  # type: ignore[arg-type]
+CELL = PublishedQuery(
+    dataset="digits",
+    ipc=1,
+    method="distil",
+    inference="closed-form",
+    network="convnet",
+    native=True,
+    method_options={"noise": True, "network": {"plugin": "convnet", "width": 16}},
+    inference_options={"steps": 100},
+    network_options={"width": 16},
+    metric="acc",
+)
+FULL = PublishedPattern(
+    dataset="digits",
+    method="distil",
+    inference="closed-form",
+    network="convnet",
+    native=True,
+    method_options={"noise": True, "network": {"plugin": "convnet"}},
+    inference_options={"steps": 100},
+    network_options={"width": 16},
+)
 
 
-def test_out_of_memory_is_not_a_number(paper: list[Published]) -> None:
-    found = lookup(paper, dataset="ImageWoof", ipc=10, method="bpc-cd", metric="acc", table="large")
-    assert found is not None
-    assert (found.mean, found.std, found.printed, found.summary()) == (None, None, ("oom", ""), None)
+def number(*cells: PublishedPattern, mean: float | None = 0.5, metric: str = "acc", **other: Any) -> PublishedNumber:
+    values: dict[str, Any] = {"table": "main", "dataset": "Digits", "ipc": 1, "method": "Ours", **other}
+    return PublishedNumber(metric=metric, mean=mean, cells=cells, **values)
 
 
-def test_a_summary_is_in_the_metrics_own_unit(paper: list[Published]) -> None:
-    found = lookup(paper, dataset="mnist", ipc=1, method="vbpc", metric="acc")
-    assert found is not None
-    summary = found.summary()
-    assert summary is not None
-    assert summary.mean == pytest.approx(0.967)
-    assert summary.std == pytest.approx(0.004)
-    assert summary.n == 0
+def paper(*numbers: PublishedNumber, name: str = "Author, 2025", note: str = "") -> Publication:
+    return Publication(name, "", numbers, note)
+
+
+def measured(label: str = "a", inference: str = "vi", metric: str = "acc", value: float = 0.9) -> Row:
+    coreset = f"{label}-{inference}"
+    return Row("d", 1, label, inference, "net", coreset, 0, 0, "predictive", metric, value, metric == "acc")
+
+
+def table(rows: list[Row], *papers: Publication, metrics: tuple[str, ...] = ("acc",), **changes: Any) -> Table:
+    """Return a table in which every line is `CELL` but for its inference, whose plugin has the name of its label."""
+    queries = {
+        Place(row.dataset, row.ipc, row.method, row.inference, row.network): replace(
+            CELL, inference=row.inference, **changes
+        )
+        for row in rows
+    }
+    return build(rows, metrics, published=papers, queries=queries)
+
+
+def test_a_number_matches_where_every_axis_agrees() -> None:
+    published = number(FULL)
+    assert match([paper(published)], CELL) is published
 
 
 @pytest.mark.parametrize(
-    ("name", "same"),
-    [("Fashion-MNIST", "fashion_mnist"), ("FMNIST", "fashion_mnist"), ("Tiny ImageNet", "tiny_imagenet")],
+    "change",
+    [
+        {"dataset": "mnist"},
+        {"ipc": 10},
+        {"method": "other"},
+        {"inference": "vi"},
+        {"network": "mlp"},
+        {"native": False},
+        {"metric": "nll"},
+        {"method_options": {**CELL.method_options, "noise": False}},
+        {"method_options": {**CELL.method_options, "network": {"plugin": "mlp", "width": 16}}},
+        {"method_options": {"network": {"plugin": "convnet"}}},
+        {"inference_options": {"steps": 200}},
+        {"network_options": {"width": 32}},
+    ],
+    ids=str,
 )
-def test_normalised(name: str, same: str) -> None:
-    assert normalised(name) == normalised(same)
+def test_no_number_matches_where_one_axis_differs(change: dict[str, Any]) -> None:
+    assert match([paper(number(FULL))], replace(CELL, **change)) is None
 
 
-def test_normalising_does_not_glue_numbers() -> None:
-    assert normalised("cifar10-0") != normalised("cifar100")
+def test_every_axis_of_a_pattern_is_tested_above() -> None:
+    axes = {field.name for field in dataclasses.fields(PublishedPattern)} - {"metrics"}
+    assert {name for name in axes if getattr(FULL, name) in (None, {})} == set()
 
 
-def test_mistakes_name_every_bad_line(tmp_path: Path) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text(HEADER + "main,a,one,,m,acc,1,\nmain,a,1,,m,acc,1,\nmain,a,1,,m,acc,high,\nmain,a,1\n")
-    with pytest.raises(Mistakes) as caught:
-        published(path)
-    assert [mistake.line for mistake in caught.value.mistakes] == [2, 4, 5]
+def test_an_axis_that_is_not_named_matches_everything() -> None:
+    published = number(PublishedPattern(method="distil"))
+    other = PublishedQuery("mnist", 1, "distil", "vi", "mlp", metric="acc")
+    assert match([paper(published)], other) is published
+    assert match([paper(replace(published, ipc=None))], replace(other, ipc=7)) is not None
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text("table,dataset\n")
-    with pytest.raises(Mistakes, match="no column ipc, setting, method, metric, mean, std"):
-        published(path)
+def test_a_number_without_cells_is_never_shown() -> None:
+    assert match([paper(number())], CELL) is None
 
 
-def test_published_lines_stand_below_the_measured_ones_unranked(paper: list[Published]) -> None:
-    rows = [measured("VBPC", "MNIST"), measured("random", "MNIST"), measured("FRePo", "MNIST")]
-    table = build([*rows, measured("VBPC", "MNIST", metric="nll")], published=paper)
-    assert [line.label("method") for line in table.lines] == [
-        *("VBPC", "random", "FRePo"),
-        *("VBPC (published)", "FRePo (published)"),
+def test_a_pattern_may_name_several_metrics_and_a_number_several_patterns() -> None:
+    both = number(PublishedPattern(method="distil", metrics=("nll", "nll_batch")), metric="nll")
+    for metric, expected in (("nll", both), ("nll_batch", both), ("acc", None)):
+        assert match([paper(both)], replace(CELL, metric=metric)) is expected
+    either = number(PublishedPattern(network="mlp"), PublishedPattern(network="convnet"))
+    assert match([paper(either)], CELL) is either
+    assert match([paper(either)], replace(CELL, network="vgg")) is None
+
+
+def test_the_number_that_names_most_wins_and_then_the_first() -> None:
+    loose = number(PublishedPattern(method="distil"), mean=0.1)
+    exact = number(PublishedPattern(method="distil", method_options={"noise": True}), mean=0.2)
+    again = replace(exact, mean=0.3)
+    assert match([paper(loose, exact, again)], CELL) is exact
+    assert match([paper(loose), paper(exact)], CELL) is exact
+    assert match([paper(loose, exact)], replace(CELL, method_options={"noise": False})) is loose
+
+
+def test_a_summary_has_no_n() -> None:
+    known = summary(number(mean=0.967, std=0.004))
+    assert known is not None
+    assert (known.mean, known.std, known.n) == (0.967, 0.004, 0)
+    assert summary(number(mean=None, printed=("oom", ""))) is None
+
+
+def test_records_refuse_what_could_never_match() -> None:
+    with pytest.raises(ValueError, match="metrics must be a tuple of names, got 'acc'"):
+        PublishedPattern(metrics="acc")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="method_options must be a mapping"):
+        PublishedPattern(method_options=[("noise", True)])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="needs the printed word"):
+        number(mean=None)
+    with pytest.raises(ValueError, match="'acc' is not a PublishedNumber"):
+        paper("acc")  # type: ignore[arg-type]
+
+
+def test_a_published_line_stands_directly_below_the_line_it_matches_unranked() -> None:
+    rows = [measured("a", "closed-form"), measured("b", "closed-form", value=0.8), measured("a", "vi", value=0.7)]
+    shown = table(rows, paper(number(FULL, mean=0.99, std=0.01), note="Its ± is over seeds."))
+    assert [(line.label("method"), line.inference) for line in shown.lines] == [
+        ("a", "closed-form"),
+        ("a (published)", "closed-form"),
+        ("b", "closed-form"),
+        ("b (published)", "closed-form"),
+        ("a", "vi"),
     ]
-    vbpc, frepo = table.lines[3:]
-    assert [(cell.mean, cell.spread) for cell in vbpc.cells] == [("96.7", "0.4"), ("0.11", "0.02")]
-    assert [(cell.mean, cell.spread) for cell in frepo.cells] == [("93.0", "0.4"), ("—", "")]
-    assert not any(line.ranked or cell.best or cell.second for line in (vbpc, frepo) for cell in line.cells)
-    assert "No result (—): 2 of 6 cells." in table.footnotes
-    assert "printed in the VBPC paper and not ranked" in table.footnotes[-1]
+    assert [line.cells[0].best for line in shown.lines] == [True, False, False, False, False]
+    assert [line.cells[0].second for line in shown.lines] == [False, False, True, False, False]
+    assert not shown.lines[1].ranked
+    notes = [note for note in shown.footnotes if "ublished" in note]
+    assert notes == [
+        "Lines marked (published) are printed in Author, 2025 and not ranked here. Its ± is over seeds.",
+        "No published number for a / vi.",
+    ]
+    assert not any("No result" in note for note in shown.footnotes)
 
 
-def test_no_published_line_without_a_match(paper: list[Published]) -> None:
-    table = build([measured("vbpc", "digits"), measured("random", "digits")], published=paper)
-    assert not any(line.published for line in table.lines)
-    assert not any("published" in note for note in table.footnotes)
+def test_a_table_says_once_that_there_is_no_published_number() -> None:
+    shown = table([measured("a"), measured("b")], paper(number(FULL), note="Never shown."))
+    assert [line.method for line in shown.lines] == ["a", "b"]
+    assert shown.footnotes[-1] == "No published number for a, b."
+    assert sum("ublished" in note for note in shown.footnotes) == 1
+    assert not any("Never shown" in note for note in shown.footnotes)
+    assert table([measured("a")]).footnotes[-1] == "No published number for a."
 
 
-def test_a_published_number_is_shown_as_printed() -> None:
-    record = Published("main", "mnist", 1, "", "m", "nll", 0.03, 0.01, ("0.03", "0.01"))
-    table = build([measured("m", "mnist", metric="nll")], ["nll"], published=[record])
-    assert (table.lines[1].cells[0].mean, table.lines[1].cells[0].spread) == ("0.03", "0.01")
+def test_a_table_that_was_not_asked_for_published_numbers_does_not_mention_them() -> None:
+    shown = build([measured("a")])
+    assert not any("ublished" in note for note in shown.footnotes)
 
 
-def test_the_papers_nll_stands_beside_both_formulas() -> None:
-    record = Published("main", "mnist", 1, "", "m", "nll", 1.9, 0.01, ("1.90", "0.01"))
-    rows = [measured("m", "mnist", metric=metric) for metric in ("nll", "nll_batch128")]
-    table = build(rows, ["nll", "nll_batch128"], published=[record])
-    assert [cell.mean for cell in table.lines[1].cells] == ["1.90", "1.90"]
+def test_lines_of_two_publications_are_told_apart() -> None:
+    cells = PublishedPattern(method="distil")
+    papers = paper(number(cells, mean=0.1), name="First, 2024"), paper(number(cells, mean=0.2), name="Second, 2025")
+    shown = table([measured()], *papers)
+    assert [line.label("method") for line in shown.lines] == [
+        "a",
+        "a (published in First, 2024)",
+        "a (published in Second, 2025)",
+    ]
+    assert [cell.mean for line in shown.lines[1:] for cell in line.cells] == ["10.0", "20.0"]
 
 
-def test_a_method_that_ran_out_of_memory_says_so() -> None:
-    record = Published("main", "mnist", 1, "", "m", "acc", None, None, ("oom", ""))
-    table = build([measured("m", "mnist")], ["acc"], published=[record])
-    assert (table.lines[1].cells[0].mean, table.lines[1].cells[0].summary) == ("oom", None)
+def test_a_number_is_shown_as_printed_or_formatted_if_that_is_not_known() -> None:
+    cells = PublishedPattern(method="distil")
+    as_printed = number(cells, mean=0.03, std=0.01, metric="nll", printed=("0.03", "0.01"))
+    for published, expected in (
+        (as_printed, ("0.03", "0.01")),
+        (replace(as_printed, printed=("", "")), ("0.030", "0.010")),
+        (number(cells, mean=None, metric="nll", printed=("oom", "")), ("oom", "")),
+    ):
+        shown = table([measured(metric="nll")], paper(published), metrics=("nll",))
+        assert (shown.lines[1].cells[0].mean, shown.lines[1].cells[0].spread) == expected
 
 
-def test_detection_of_other_data_is_compared_with_its_own_table(paper: list[Published]) -> None:
-    metrics = ["svhn/auroc", "tiny_imagenet/aupr_in", "cifar100/auroc", "svhn/entropy/auroc"]
-    rows = [measured("vbpc", "cifar10", 10, metric) for metric in metrics]
-    table = build(rows, metrics, published=paper)
-    (line,) = (line for line in table.lines if line.published)
-    # The paper's text names CIFAR-100, its table does not; by which score it detects, it does not say.
-    assert [cell.mean for cell in line.cells] == ["68.50", "56.22", "—", "—"]
-    assert line.cells[0].summary is not None
-    assert line.cells[0].summary.mean == pytest.approx(0.685)
+SUITE = """
+protocol: 1
+datasets: [digits]
+ipc: [1]
+methods: [random]
+inferences: [network]
+networks: [conv-bn]
+evaluators: [classification]
+metrics: [acc]
+"""
+
+
+def broken() -> Any:
+    raise RuntimeError("the file is gone")
+
+
+def test_a_broken_publication_is_named_and_leaves_the_others(
+    plugin_module: Callable[..., types.ModuleType], registry: Registry, install: Callable[..., Registry]
+) -> None:
+    good = paper(number(FULL), name="Good, 2025")
+    found = install(
+        plugin_module(name="gone", bpcbench_published=bpcbench.hookimpl(lambda: broken())),
+        plugin_module(name="wrong", bpcbench_published=bpcbench.hookimpl(lambda: ["a text"])),
+        plugin_module(name="good", bpcbench_published=bpcbench.hookimpl(lambda: iter([good]))),
+    )
+    messages: list[str] = []
+    publications = found.published(messages.append)
+    assert publications[-1] is good
+    assert publications[:-1] == registry.published(messages.append)
+    assert messages == [
+        "no published numbers of plugin tests:gone: RuntimeError: the file is gone",
+        "no published numbers of plugin tests:wrong: bpcbench_published returned 'a text', which is not a Publication",
+    ]
+
+
+def test_a_report_is_printed_without_the_numbers_of_a_broken_plugin(
+    plugin_module: Callable[..., types.ModuleType],
+    install: Callable[..., Registry],
+    write_suite: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cells = PublishedPattern("digits", "random", "network", "conv-bn", native=False)
+    good = paper(number(cells, mean=0.425, printed=("42.5", "")), name="Good, 2025")
+    install(
+        plugin_module(name="gone", bpcbench_published=bpcbench.hookimpl(lambda: broken())),
+        plugin_module(name="good", bpcbench_published=bpcbench.hookimpl(lambda: [good])),
+    )
+    suite, out = write_suite(SUITE), str(tmp_path / "out")
+    options = ["networks.conv-bn.width=2", "inferences.network.steps=1", "seeds=1"]
+    bpcbench.run(suite, options, out=out, inline=True, track=False, quiet=True)
+    capsys.readouterr()
+    assert main(["report", suite, *options, "--out", out, "--published"]) == 0
+    printed, said = capsys.readouterr()
+    assert "note: no published numbers of plugin tests:gone: RuntimeError: the file is gone\n" in said
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    measured_line = next(index for index, line in enumerate(lines) if line.startswith("random "))
+    assert lines[measured_line + 1] == "random (published) 42.5"
+    assert not any("No published number" in line for line in lines)

@@ -6,12 +6,13 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
+from bpcbench.records import Unit
 from bpcbench.reporting import Row, to_frame
-from bpcbench.reporting.rows import notes, number, percent
+from bpcbench.reporting.rows import notes, number, with_unit
 
 
 def row(dataset: str = "digits", method: str = "random", noted: tuple[str, ...] = ()) -> Row:
-    return Row(dataset, 1, method, "vi", "conv", "c0", 0, 0, "predictive", "acc", 0.5, True, noted)
+    return Row(dataset, 1, method, "vi", "conv", "c0", 0, 0, "predictive", "acc", 0.5, True, "percent", noted)
 
 
 def test_a_row_is_frozen() -> None:
@@ -37,40 +38,35 @@ def test_importing_the_report_does_not_import_pandas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "value", "text"),
+    ("unit", "value", "text"),
     [
-        ("acc", 0.934, "93.4"),
-        ("acc", 1.0, "100.0"),
-        ("acc_snow", 0.5, "50.0"),
-        ("accuracy_gap", 0.5, "0.50"),
-        ("nll", 0.349, "0.35"),
-        ("nll", 0.0312, "0.031"),
-        ("nll", 0.0, "0.00"),
-        ("nll", 2e-5, "2.0e-05"),
-        ("nll", -1.25, "-1.25"),
-        ("seconds", 123.456, "123.5"),
-        ("seconds", 4321.9, "4322"),
-        ("nll", 1e30, "1.0e+30"),
-        ("nll", float("inf"), "inf"),
-        ("nll", float("nan"), "nan"),
-        ("acc", float("nan"), "nan"),
+        ("percent", 0.934, "93.4"),
+        ("percent", 1.0, "100.0"),
+        ("percent", -0.5, "-50.0"),
+        ("", 0.349, "0.35"),
+        ("", 0.0312, "0.031"),
+        ("", 0.0, "0.00"),
+        ("", 2e-5, "2.0e-05"),
+        ("", -1.25, "-1.25"),
+        ("", 123.456, "123.5"),
+        ("", 4321.9, "4322"),
+        ("", 1e30, "1.0e+30"),
+        ("", float("inf"), "inf"),
+        ("", float("nan"), "nan"),
+        ("percent", float("nan"), "nan"),
     ],
 )
-def test_number(metric: str, value: float, text: str) -> None:
-    assert number(metric, value) == text
+def test_number(unit: Unit, value: float, text: str) -> None:
+    assert number(unit, value) == text
 
 
 def test_a_spread_has_the_decimals_of_its_mean() -> None:
-    assert number("nll", 0.02, like=0.35) == "0.02"
-    assert number("nll", 0.02, like=0.05) == "0.020"
+    assert number("", 0.02, like=0.35) == "0.02"
+    assert number("", 0.02, like=0.05) == "0.020"
 
 
-def test_percent_goes_by_whole_words() -> None:
-    assert percent("acc")
-    assert percent("clean/ACC")
-    assert percent("svhn/entropy/aupr_in")
-    assert percent("svhn/fpr95")
-    assert not percent("vaccine")
+def test_a_heading_has_the_sign_of_its_unit() -> None:
+    assert (with_unit("acc", "percent"), with_unit("acc", "")) == ("acc %", "acc")
 
 
 def test_notes_name_the_data_sets_that_carry_them() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bpcbench.errors import UserError
+from bpcbench.records import Unit
 from bpcbench.reporting import Cell, Row, Table, build
 from bpcbench.stats import Summary
 
@@ -25,11 +26,14 @@ def rows(
     network: str = "conv",
     evaluator: str = "predictive",
     notes: tuple[str, ...] = (),
+    ranked: bool = True,
+    unit: Unit | None = None,
 ) -> list[Row]:
-    """One coreset per value, each evaluated once."""
+    """One coreset per value, each evaluated once; accuracies and AUROCs are in percent."""
+    unit = unit if unit is not None else "percent" if metric.endswith(("acc", "auroc")) else ""
     where = (dataset, ipc, method, inference, network)
     return [
-        Row(*where, f"{method}-{dataset}-{ipc}-{seed}", seed, 0, evaluator, metric, value, higher, notes)
+        Row(*where, f"{method}-{dataset}-{ipc}-{seed}", seed, 0, evaluator, metric, value, higher, unit, notes, ranked)
         for seed, value in enumerate(values)
     ]
 
@@ -65,8 +69,10 @@ def test_inference_and_network_are_shown_only_where_they_vary() -> None:
 
 def test_mean_is_over_coresets_of_their_means() -> None:
     place = ("digits", 1, "a", "vi", "conv")
-    one = [Row(*place, "one", 0, seed, "e", "acc", value, True) for seed, value in enumerate((0.2, 0.4, 0.6))]
-    table = build([*one, Row(*place, "two", 1, 0, "e", "acc", 0.8, True)])
+    one = [
+        Row(*place, "one", 0, seed, "e", "acc", value, True, "percent") for seed, value in enumerate((0.2, 0.4, 0.6))
+    ]
+    table = build([*one, Row(*place, "two", 1, 0, "e", "acc", 0.8, True, "percent")])
     found = summary(table.lines[0].cells[0])
     assert found.n == 2
     assert found.mean == pytest.approx(0.6)
@@ -77,7 +83,7 @@ def test_mean_is_over_coresets_of_their_means() -> None:
 def test_a_deterministic_coreset_counts_once() -> None:
     place = ("digits", 1, "herding", "vi", "conv", "the-one")
     twice = [
-        Row(*place, distil, evaluate, "e", "acc", 0.5 + evaluate / 10, True)
+        Row(*place, distil, evaluate, "e", "acc", 0.5 + evaluate / 10, True, "percent")
         for distil in range(3)
         for evaluate in range(2)
     ]
@@ -92,6 +98,8 @@ def test_rows_that_contradict_each_other_are_refused() -> None:
         build(rows("a", [0.5]) + rows("a", [0.6]))
     with pytest.raises(UserError, match="both that higher and that lower"):
         build(rows("a", [0.5]) + rows("b", [0.6], higher=False))
+    with pytest.raises(UserError, match="both in percent and not"):
+        build(rows("a", [0.5]) + rows("b", [0.6], unit=""))
 
 
 def test_the_same_nan_twice_is_no_contradiction() -> None:
@@ -119,14 +127,15 @@ def test_equal_means_share_the_first_place() -> None:
 
 
 def test_a_ceiling_is_shown_but_not_ranked() -> None:
-    found = rows("whole", [0.99]) + rows("a", [0.5]) + rows("b", [0.4])
+    others = rows("a", [0.5]) + rows("b", [0.4])
+    found = rows("ceiling", [0.99], ranked=False) + others
     assert marks(build(found)) == ["", "*", "_"]
-    assert "Shown for reference, not ranked: whole." in build(found).footnotes
-    assert marks(build(found, unranked=())) == ["*", "_", ""]
+    assert "Shown for reference, not ranked: ceiling." in build(found).footnotes
+    assert marks(build(rows("ceiling", [0.99]) + others)) == ["*", "_", ""]
 
 
 def test_who_competes_alone_is_not_called_best() -> None:
-    assert marks(build(rows("whole", [0.99]) + rows("a", [0.5]))) == ["", ""]
+    assert marks(build(rows("ceiling", [0.99], ranked=False) + rows("a", [0.5]))) == ["", ""]
 
 
 def test_what_is_not_finite_is_shown_and_never_ranked() -> None:
@@ -161,7 +170,9 @@ def test_n_is_said_once_if_equal_and_in_the_cell_if_not() -> None:
 
 def test_the_spread_within_a_coreset_is_said_separately() -> None:
     place = ("digits", 1, "a", "vi", "conv", "c")
-    table = build([Row(*place, 0, seed, "e", "acc", value, True) for seed, value in enumerate((0.50, 0.51, 0.52))])
+    table = build(
+        [Row(*place, 0, seed, "e", "acc", value, True, "percent") for seed, value in enumerate((0.50, 0.51, 0.52))]
+    )
     assert table.footnotes[1].endswith("smallest to largest: acc 1.0 %.")
 
 

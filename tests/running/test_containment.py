@@ -46,12 +46,24 @@ class Fails(_Method):
         return (1, 2)
 
 @dataclass(frozen=True)
-class BadFigures(bpcbench.Evaluator):
-    name = "bad-figures"
+class OddNames(bpcbench.Evaluator):
+    name = "odd-names"
+    def metrics(self):
+        return [bpcbench.Metric("acc@1%", "higher"), bpcbench.Metric("nll", "lower")]
     def score(self, predictions, given):
         return bpcbench.Scores({"acc@1%": 0.5, "nll": 7.0})
-    def figures(self, arrays):
-        raise RuntimeError("no pen")
+
+@dataclass(frozen=True)
+class BadFigures(OddNames):
+    name = "bad-figures"
+    def score(self, predictions, given):
+        return bpcbench.Scores({"nll": 7.0}, {"drawn": b"by hand"})
+
+@dataclass(frozen=True)
+class Undeclared(OddNames):
+    name = "undeclared"
+    def score(self, predictions, given):
+        return bpcbench.Scores({"nl": 7.0})
 
 class Pool:
     slots = 2
@@ -85,6 +97,8 @@ class Elsewhere(bpcbench.Evaluator):
     name = "elsewhere"
     def splits(self, facts):
         return [bpcbench.SplitRef("test", bpcbench.Ref("mnist"))]
+    def metrics(self):
+        return [bpcbench.Metric("acc", "higher")]
     def score(self, predictions, given):
         return bpcbench.Scores({"acc": 0.5})
 
@@ -94,7 +108,7 @@ def bpcbench_methods():
 
 @bpcbench.hookimpl
 def bpcbench_evaluators():
-    return [BadFigures, Elsewhere]
+    return [OddNames, BadFigures, Undeclared, Elsewhere]
 
 @bpcbench.hookimpl
 def bpcbench_engines():
@@ -151,10 +165,9 @@ def test_a_plugin_that_raises_while_planning_gives_one_message(run, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-def test_figures_and_names_that_cannot_be_logged_cost_only_themselves(run, tmp_path):
-    done = run("run", "s.yaml", "evaluators=[classification, bad-figures]")
+def test_names_that_cannot_be_logged_are_changed(run, tmp_path):
+    done = run("run", "s.yaml", "evaluators=[classification, odd-names]")
     assert done.returncode == 0, done.stderr
-    assert "no figures of bad-figures: RuntimeError: no pen" in done.stderr
     assert "cannot be written" not in done.stderr
     from mlflow import MlflowClient
 
@@ -162,7 +175,7 @@ def test_figures_and_names_that_cannot_be_logged_cost_only_themselves(run, tmp_p
     runs = client.search_runs([client.get_experiment_by_name("contained").experiment_id])
     (cell,) = [run for run in runs if "bpcbench.cell" in run.data.tags]
     assert cell.data.metrics["acc_1_"] == 0.5
-    assert cell.data.metrics["bad-figures/nll"] == 7.0
+    assert cell.data.metrics["odd-names/nll"] == 7.0
     assert cell.data.metrics["classification/nll"] != 7.0
 
 
@@ -186,6 +199,15 @@ def test_an_engine_that_does_nothing_is_not_believed(run):
     assert done.returncode == 1
     assert done.stderr.count("worker lost: prerequisite") == 2
     assert "the worker left no outcome, 3 times" in done.stderr
+
+
+def test_scores_that_break_the_contract_fail_alone_with_a_reason(run):
+    done = run("run", "s.yaml", "evaluators=[classification, bad-figures, undeclared]", "--no-mlflow")
+    assert done.returncode == 1
+    assert "2 failed" in done.stderr
+    assert "a figure is one of curves, bars, matrix, reliability of bpcbench.figures, not a bytes" in done.stderr
+    assert "undeclared.score gave a metric it does not declare" in done.stderr
+    assert "unknown metric 'nl'; did you mean 'nll'" in done.stderr
 
 
 def test_no_test_split_is_predicted_while_tuning(run, tmp_path):
@@ -255,7 +277,7 @@ def test_a_damaged_score_is_reported_by_the_report(run, tmp_path):
 
 def test_output_is_checked_first(tmp_path, capsys):
     shutil.copy(Path(__file__), tmp_path / "x")
-    for words in (["report", "quickstart"], ["tune", "cpu/tune-digits"]):
+    for words in (["report", "quickstart"], ["tune", "cpu/tune/digits"]):
         assert main([*words, "--out", str(tmp_path / "store"), "--output", str(tmp_path / "no" / "x.md")]) == 2
         assert "no such folder" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()

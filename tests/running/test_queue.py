@@ -75,11 +75,11 @@ def test_what_depends_on_a_failure_is_skipped(status: Status) -> None:
 
 def test_a_stage_that_runs_already_is_not_handed_out() -> None:
     queue = Queue([planned("a"), planned("b", "a"), planned("c")])
-    assert queue.adopt("coreset:unknown") is None
-    adopted = queue.adopt("coreset:b")
+    assert queue.adopt(planned("unknown").id) is None
+    adopted = queue.adopt(planned("b").id)
     assert adopted is not None
-    assert queue.adopt("coreset:b") is None
-    assert queue.adopt("coreset:a") is not None
+    assert queue.adopt(planned("b").id) is None
+    assert queue.adopt(planned("a").id) is not None
     assert take(queue).label == "c"
     queue.finish(adopted, "done")
     assert queue.first(ALL, 0.0) is None

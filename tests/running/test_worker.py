@@ -26,7 +26,7 @@ from bpcbench.running.engines import Inline, Local
 from bpcbench.running.local import LocalPool
 from bpcbench.running.run import make_task
 from bpcbench.running.worker import Worker, death
-from bpcbench.session import prepare
+from bpcbench.session import Session
 from bpcbench.store.store import Store
 from bpcbench.testing.engines import Bench, EngineConformance
 
@@ -193,7 +193,7 @@ def probe(folder: Path, **options: Any) -> Iterator[Command]:
         bench.write({"good": {"number": 2}})
         assert bench.run().exit_code == 0
         bench.write({"a": {"number": 1, **options}})
-        stages = prepare(str(bench.suite), out=bench.out).plan.to_do()
+        stages = Session(str(bench.suite), out=bench.out).plan().to_do()
         coreset = next(stage for stage in stages if stage.kind == "coreset")
         yield Command(bench, make_task(coreset, bench.out, folder, log=folder / "worker.log"))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored import snapshot
 from toy_runs import flip, until
 
 from bpcbench.cli import main
@@ -23,7 +24,7 @@ from bpcbench.store.address import Address
 from bpcbench.store.locks import Busy
 from bpcbench.store.store import Store
 
-ADDRESS = Address("coreset", "k" * 32, "final")
+ADDRESS = Address("coreset", "a" * 32, "final")
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
     "scalar": np.float64(3.5),
@@ -95,7 +96,7 @@ def test_many_commit_at_once(store: Store) -> None:
         thread.join()
     assert [store.read(ADDRESS).arrays["x"][0]] == won
 
-    other = Address("coreset", "p" * 32, "final")
+    other = Address("coreset", "b" * 32, "final")
     with multiprocessing.get_context("fork").Pool(4) as pool:
         results = pool.starmap(commit, [(Store(store.root), float(i), other) for i in range(12)], chunksize=1)
     assert sum(results) == 1
@@ -148,7 +149,7 @@ def test_read_says_why(store: Store) -> None:
     commit(store)
     store.messages.append("something else")
     with pytest.raises(StoreError, match=r"predict.* is not in the store"):
-        store.read(Address("predict", "q", "final"))
+        store.read(Address("predict", "c" * 32, "final"))
     flip(store.path(ADDRESS) / folder.ARRAYS)
     with pytest.raises(StoreError, match="does not match its checksum"):
         store.read(ADDRESS)
@@ -158,8 +159,8 @@ def test_verified_once_then_by_identity(store: Store, monkeypatch: pytest.Monkey
     commit(store)
     (store.root / "verified.jsonl").unlink()
     verified: list[Path] = []
-    real = folder.verify
-    monkeypatch.setattr(folder, "verify", lambda path, meta: verified.append(path) or real(path, meta))
+    real = folder.check
+    monkeypatch.setattr(folder, "check", lambda path, meta: verified.append(path) or real(path, meta))
     for _ in range(3):
         assert Store.open(store.root).has(ADDRESS)
     assert len(verified) == 1
@@ -194,10 +195,10 @@ def test_made_again_elsewhere(store: Store) -> None:
 
 def test_list_and_remove(store: Store) -> None:
     commit(store)
-    step = Address("predict", "k", "digits/test~1")
+    step = Address("predict", "d" * 32, "digits/test~1")
     commit(store, address=step)
-    (store.root / "stages" / "predict" / "k" / "broken").mkdir()
-    (store.root / "stages" / "predict" / "k" / "broken" / "stage.json").write_text("{")
+    (store.path(step).parent / "broken").mkdir()
+    (store.path(step).parent / "broken" / "stage.json").write_text("{")
     assert set(store.addresses()) == {ADDRESS, step}
     assert store.remove(ADDRESS) > 8000
     assert not store.has(ADDRESS)
@@ -224,11 +225,29 @@ def test_refuses_other_folders(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("text", ['{"schema": 2}', "{}", "nonsense", "[]"])
-def test_refuses_newer_and_broken_stores(store: Store, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"schema": 1}',
+            "schema 1, made by an earlier bpcbench whose keys differ; keep it, and choose another folder",
+        ),
+        ('{"schema": 3}', "schema 3, made by a later bpcbench"),
+        ('{"schema": true}', "cannot be read"),
+        ('{"schema": "2"}', "cannot be read"),
+        ("{}", "cannot be read"),
+        ("nonsense", "cannot be read"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("create", [True, False])
+def test_refuses_other_and_broken_stores(store: Store, text: str, message: str, create: bool) -> None:
     (store.root / "store.json").write_text(text)
-    with pytest.raises(StoreError, match="schema 2" if "2" in text else "cannot be read"):
-        Store.open(store.root)
+    before = snapshot(store.root)
+    with pytest.raises(StoreError, match=message):
+        Store.open(store.root, create=create)
+    assert snapshot(store.root) == before
 
 
 HOLD = """
@@ -328,4 +347,4 @@ def test_next_run_makes_damaged_results_again(toy) -> None:
         assert f"damaged: {kind}" in output
     assert len(toy.counted("coreset")) == 2
     assert toy.results() == before
-    assert json.loads((toy.out / "store.json").read_text()) == {"schema": 1}
+    assert json.loads((toy.out / "store.json").read_text()) == {"schema": 2}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 import bpcbench
 from bpcbench import session
@@ -19,6 +21,35 @@ def test_it_is_valid(name, registry):
     suite = load(registry, name)
     assert suite.description
     assert suite.protocol == 1
+
+
+PRESETS = [path for name, path in sorted(shipped().items()) if name.startswith("presets/")]
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_tuned_preset_sets_what_its_record_says_is_best(path):
+    preset = yaml.safe_load(path.read_text())
+    cells = [tuple(case["when"].items()) for case in preset["cases"]]
+    assert len(set(map(str, cells))) == len(cells)
+    for method, tuned in preset.get("tuned", {}).items():
+        with (path.parent / tuned["record"]).open(newline="") as file:
+            trials = [row for row in csv.DictReader(file) if row["method"] == method]
+        assert trials
+        assert tuned["objective"] == f"validation {trials[0]['objective']}"
+        groups = {(row["dataset"], int(row["ipc"])): [] for row in trials}
+        for row in trials:
+            groups[row["dataset"], int(row["ipc"])].append(row)
+        for (dataset, ipc), rows in groups.items():
+            assert len(rows) <= tuned["trials"]
+            (best,) = [row for row in rows if row["best"] == "true"]
+            assert float(best["value"]) == min(float(row["value"]) for row in rows)
+            setting = {
+                f"methods.{method}.{column[4:]}": yaml.safe_load(text)
+                for column, text in best.items()
+                if column.startswith("set.") and text
+            }
+            (chosen,) = [case["set"] for case in preset["cases"] if case["when"] == {"dataset": dataset, "ipc": ipc}]
+            assert {key: value for key, value in chosen.items() if key.startswith(f"methods.{method}.")} == setting
 
 
 @pytest.mark.parametrize("name", [name for name in SUITES if "digits" in name or name == "quickstart"])

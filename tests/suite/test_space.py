@@ -1,6 +1,8 @@
-"""Tuning: trials on the validation split only, the suite's own setting first, and a preset that records them."""
+"""Tuning: trials on the validation split only, the suite's own setting first, a preset and a record of the trials."""
 
 from __future__ import annotations
+
+import csv
 
 import pytest
 import yaml
@@ -80,12 +82,13 @@ def test_each_method_is_judged_under_one_inference(registry):
         (SUITE.replace("[1, 2, 3, 4, 5]", "{low: 0, high: 1, log: true}"), "expected a list of values"),
         (SUITE.replace("{iterations: [1, 2, 3, 4, 5]}", "{a: [1], b: [1], c: [1], d: [1]}"), "1 to 3 options"),
         (SUITE.partition("tune:")[0], "nothing to tune"),
+        (SUITE.replace("trials: 3", "trial: 3"), "tune.trial: unknown key 'trial'; did you mean 'trials'"),
         (SUITE.replace("trials: 3", "trials: 3\n  objective: nlll"), "unknown metric 'nlll'; did you mean 'nll'"),
-        (SUITE.replace("    kmeans: {iterations: [", "    kmens: {iterations: ["), "no method of that label"),
+        (SUITE.replace("    kmeans: {iterations: [", "    kmens: {iterations: ["), "no method with this label"),
         (SUITE + "  inference: {kmeans: netwrk}\n", "unknown inference of the suite 'netwrk'; did you mean 'network'"),
         (SUITE + "  inference: {random: network}\n", "unknown method of the space 'random'"),
         (SUITE + "  inference: network\n", "expected {METHOD: INFERENCE}"),
-        (SUITE.replace("kmeans: {iterations: [1, 2, 3, 4, 5]}", "kmeans: false"), "every method is left out"),
+        (SUITE.replace("kmeans: {iterations: [1, 2, 3, 4, 5]}", "kmeans: false"), "every method is excluded"),
     ],
 )
 def test_wrong_declarations_are_refused(text, complaint, tmp_path):
@@ -113,21 +116,53 @@ def test_a_preset_names_the_best_setting_and_is_extended(tmp_path, capsys, regis
     (tmp_path / "s.yaml").write_text(SUITE)
     words = ["tune", str(tmp_path / "s.yaml"), "networks={conv-nn: {width: 4}}", "ipc=[2]", "--quiet"]
     assert main([*words, "--out", str(tmp_path / "store"), "--output", str(tmp_path / "preset.yaml")]) == 0
-    preset = yaml.safe_load((tmp_path / "preset.yaml").read_text())
-    (result,) = preset["tuned"]["kmeans"]["results"]
-    tried = result["tried"]
-    assert len(tried) == preset["tuned"]["kmeans"]["trials"] == 3
-    assert [item["nll"] for item in tried] == sorted(item["nll"] for item in tried)
+    assert str(tmp_path / "preset.yaml") in (message := capsys.readouterr().err)
+    assert str(tmp_path / "records" / "preset.csv") in message
+    text = (tmp_path / "preset.yaml").read_text()
+    assert text.startswith("# Written by `bpcbench tune ")
+    preset = yaml.safe_load(text)
+    assert preset["tuned"] == {
+        "kmeans": {"trials": 3, "objective": "validation nll", "record": "records/preset.csv"},
+    }
+    with (tmp_path / "records" / "preset.csv").open(newline="") as file:
+        tried = list(csv.DictReader(file))
+    assert [(item["method"], item["dataset"], item["ipc"]) for item in tried] == [("kmeans", "digits", "2")] * 3
+    assert {item["trial"] for item in tried} == {"1", "2", "3"}
+    values = [float(item["value"]) for item in tried]
+    assert values == sorted(values)
+    assert [item["best"] for item in tried] == ["true", "false", "false"]
+    assert [item["set.iterations"] for item in tried if item["trial"] == "1"] == [""]
     own = (tmp_path / "s.yaml").read_text().partition("tune:")[0]
     (tmp_path / "final.yaml").write_text(f"extends: preset.yaml\n{own}")
     suite = load(registry, str(tmp_path / "final.yaml"))
-    best = tried[0]["setting"]
+    best = int(tried[0]["set.iterations"] or 7)
     # The suite's own cases come after the preset's and win.
     assert suite.settings["digits", 2].methods["kmeans"].plugin.iterations == 9
     assert suite.tried == {"kmeans": 3}
     (tmp_path / "final.yaml").write_text(f"extends: preset.yaml\n{own.partition('cases:')[0]}")
     suite = load(registry, str(tmp_path / "final.yaml"))
-    assert suite.settings["digits", 2].methods["kmeans"].plugin.iterations == best.get("iterations", 7)
+    assert suite.settings["digits", 2].methods["kmeans"].plugin.iterations == best
+
+
+def test_without_a_file_the_preset_is_printed_and_the_trials_are_a_table(tmp_path, capsys):
+    (tmp_path / "s.yaml").write_text(SUITE)
+    words = ["tune", str(tmp_path / "s.yaml"), "ipc=[1]", "--out", str(tmp_path / "store")]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    preset = yaml.safe_load(printed.out)
+    assert preset["tuned"] == {"kmeans": {"trials": 3, "objective": "validation nll"}}
+    assert "validation nll" in printed.err
+    assert "the suite's own" in printed.err
+    assert not list(tmp_path.rglob("*.csv"))
+
+
+def test_where_the_trials_cannot_be_written_nothing_is_run(tmp_path, capsys):
+    (tmp_path / "s.yaml").write_text(SUITE)
+    (tmp_path / "records").touch()
+    words = ["tune", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "store")]
+    assert main([*words, "--output", str(tmp_path / "preset.yaml")]) == 2
+    assert "the trials cannot be written to" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
 
 
 def test_tables_say_how_many_were_tried(tmp_path, capsys):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,14 @@ import toys
 import yaml
 from toys import TOYS
 
+from bpcbench.errors import Mistakes
 from bpcbench.planning.plan import make
 from bpcbench.registry.discovery import Registry
 from bpcbench.running.engines import Inline, Local
 from bpcbench.suite.files import load, locate, read, shipped
-from bpcbench.suite.model import KEYS, Suite
+from bpcbench.suite.keys import AXES, KEYS, PROTOCOLS
+from bpcbench.suite.model import Suite
+from bpcbench.suite.schema import suite_schema
 from bpcbench.suite.validation import validate
 from bpcbench_baselines.kmeans import KMeans
 from bpcbench_torch.inferences import Ensemble
@@ -40,6 +45,59 @@ def test_the_shortest_suite_and_its_defaults(registry: Registry, write_suite: Wr
     assert setting.methods["random"].preprocessing == "default"
     assert list(suite.evaluators) == ["classification"]
     assert suite.engine == Local()
+
+
+def test_the_protocol_of_a_suite_that_names_none_is_the_current_one_and_is_kept(
+    registry: Registry, write_suite: Write
+) -> None:
+    suite = load(registry, write_suite(SMALL.replace("protocol: 1\n", "")))
+    assert suite.protocol == PROTOCOLS[-1] == suite.source["protocol"]
+
+
+def test_a_plugin_declares_itself_the_default(install: Install, write_suite: Write) -> None:
+    text = SMALL + "evaluators: [right]\nmetrics: [right]\n"
+
+    @dataclass(frozen=True)
+    class Usual(toys.Scale):
+        name = "usual"
+        default = True
+
+    @dataclass(frozen=True)
+    class Heir(Usual):
+        name = "heir"
+
+    found = install(Usual, Heir, toys.Right)
+    with pytest.raises(Mistakes) as caught:
+        load(found, write_suite(text))
+    (mistake,) = caught.value.mistakes
+    assert str(mistake) == (
+        "preprocessing: missing: 2 installed plugins are the default preprocessing; name one "
+        "(allowed: standardize, usual)"
+    )
+    del found.classes["prerequisite", "standardize"]
+    assert load(found, write_suite(text)).settings["digits", 1].preprocessing == {"default": Usual()}
+    chosen = load(found, write_suite(text + "preprocessing: heir\n")).settings["digits", 1].preprocessing
+    assert chosen == {"default": Heir()}
+
+
+def test_without_a_default_a_suite_must_name_one(install: Install, write_suite: Write) -> None:
+    found = install(toys.Right)
+    del found.classes["evaluator", "classification"]
+    with pytest.raises(Mistakes, match=r"evaluators: missing: no installed plugin is the default evaluator; name one"):
+        load(found, write_suite(SMALL))
+    assert list(load(found, write_suite(SMALL + "evaluators: right\nmetrics: [right]\n")).evaluators) == ["right"]
+
+
+def test_every_key_has_a_help_line_and_is_read_by_the_table_or_names_plugins(registry: Registry) -> None:
+    elsewhere = {"extends", "cases", "exclude", "tune"}
+    assert {name for name, key in KEYS.items() if not key.read and not key.kind} == elsewhere
+    fields = {field.name for field in dataclasses.fields(Suite)}
+    assert {name for key in KEYS for name in KEYS[key].fields or (key,)} - fields <= {*elsewhere, *AXES}
+    properties = suite_schema(registry)["properties"]
+    assert {name: schema["description"] for name, schema in properties.items()} == {
+        name: key.help for name, key in KEYS.items()
+    }
+    assert all(key.help for key in KEYS.values())
 
 
 def test_all_keys(registry: Registry, write_suite: Write) -> None:
@@ -223,6 +281,7 @@ def test_a_suite_survives_being_kept_as_json(registry: Registry, write_suite: Wr
     doc.values = json.loads(json.dumps(suite.source))
     assert validate(registry, doc, path) == suite
     assert suite.description == "2024-01-01"
+    assert suite.source["preprocessing"] == {"default": {"plugin": "standardize"}}
 
 
 def test_an_override_may_leave_out_what_cases_and_exclude_speak_of(registry: Registry) -> None:

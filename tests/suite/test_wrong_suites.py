@@ -35,7 +35,6 @@ def good(**changes: str) -> str:
 
 CASES = {
     "unknown key": ("methds: [x]\n" + GOOD, 1, "methds: unknown key 'methds'; did you mean 'methods'? (allowed: "),
-    "no protocol": (good(protocol="name: x"), None, "protocol: missing (allowed: 1)"),
     "wrong protocol": (good(protocol="protocol: 7"), 1, "protocol: unknown version 7 (allowed: 1)"),
     "protocol as truth": (good(protocol="protocol: true"), 1, "protocol: unknown version True (allowed: 1)"),
     "no datasets": (good(datasets=""), None, "datasets: missing: a list of names, or a mapping of labels to options"),
@@ -88,7 +87,7 @@ CASES = {
     "seeds 0": (good(s="seeds: {distil: 0}"), 6, "seeds.distil: expected an integer above 0, got 0"),
     "seeds in words": (good(s="seeds: many"), 6, "seeds: expected {distil: n, evaluate: m}, got 'many'"),
     "seeds axis": (good(s="seeds: {destil: 3}"), 6, "seeds.destil: unknown seed axis 'destil'; did you mean 'distil'?"),
-    "timeout": (good(t="timeout: soon"), 6, "expected seconds above 0, or a text such as 30m or 2h, got 'soon'"),
+    "timeout": (good(t="timeout: soon"), 6, "expected seconds above 0, or a duration such as 30m or 2h, got 'soon'"),
     "timeout below 0": (good(t="timeout: -5m"), 6, "timeout: expected seconds above 0"),
     "timeout is a truth": (good(t="timeout: true"), 6, "timeout: expected seconds above 0"),
     "split": (good(s="split: train"), 6, "split: expected test or validation, got 'train'"),
@@ -97,6 +96,10 @@ CASES = {
     "precision": (good(p="precision: 32"), 6, "precision: expected a word such as float32, got 32"),
     "name": (good(n="name: a/b"), 6, "name: expected a word without /, got 'a/b'"),
     "metrics": (good(m="metrics: acc"), 6, "metrics: expected a list of metric names, got 'acc'"),
+    "tuned": (good(t="tuned: 8"), 6, "tuned: expected {METHOD: {trials: n}}, as `bpcbench tune` writes it, got 8"),
+    "tuned without trials": (good(t="tuned: {random: {}}"), 6, "tuned.random: expected a mapping with the number of"),
+    "tuned otherwise": (good(t="tuned: {random: {trials: 2, trial: 3}}"), 6, "random.trial: unknown key 'trial'; did"),
+    "empty evaluators": (good(e="evaluators:"), 6, "evaluators: missing: a list of names, or a mapping of labels to"),
     "engine": (good(e="engine: slurm"), 6, "engine: unknown engine 'slurm' (allowed: inline, local"),
     "engine's option": (good(e="engine: {plugin: local, job: 2}"), 6, "engine.job: unknown option of local 'job'; did"),
     "engine without plugin": (good(e="engine: {jobs: 2}"), 6, "expected an engine's name or a mapping with `plugin`"),
@@ -227,7 +230,7 @@ def test_a_cycle_of_extends_is_named(registry: Registry, write_suite: Callable[.
     first = write_suite("extends: b.yaml\n", "a.yaml")
     write_suite("extends: c.yaml\n", "b.yaml")
     write_suite("extends: a.yaml\n", "c.yaml")
-    with pytest.raises(BpcbenchError, match=r"a\.yaml: extends itself, by way of .*a\.yaml -> .*b\.yaml -> .*c\.yaml"):
+    with pytest.raises(BpcbenchError, match=r"a\.yaml: extends itself, via .*a\.yaml -> .*b\.yaml -> .*c\.yaml"):
         load(registry, first)
     with pytest.raises(BpcbenchError, match=r"self\.yaml: extends itself"):
         load(registry, write_suite("extends: self.yaml\n", "self.yaml"))
@@ -236,7 +239,7 @@ def test_a_cycle_of_extends_is_named(registry: Registry, write_suite: Callable[.
 def test_a_prerequisite_is_not_a_preprocessing(
     install: Callable[..., Registry], write_suite: Callable[..., str]
 ) -> None:
-    with pytest.raises(Mistakes, match=r"preprocessing.default: 'means' is not a preprocessing \(allowed: scale, "):
+    with pytest.raises(Mistakes, match=r"preprocessing.default: unknown preprocessing 'means' \(allowed: scale, "):
         load(install(toys), write_suite(good(p="preprocessing: means")))
 
 

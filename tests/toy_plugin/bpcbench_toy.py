@@ -292,6 +292,9 @@ class ToyShifted(bpcbench.Evaluator):
     def splits(self, facts):
         return (bpcbench.SplitRef(self.split),)
 
+    def metrics(self):
+        return [bpcbench.Metric(name, None) for name in ("shifted", "pid", "draw")]
+
     def score(self, predictions, given):
         (predicted,) = predictions.values()
         value = float(predicted.log_probs[np.arange(len(predicted.labels)), predicted.labels].mean())

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -85,9 +86,11 @@ def test_pictures_and_descriptions_are_attached(tracked, tmp_path):
 
     client = client_of(tracked[0])
     run = next(iter(runs_of(client)[0].values()))
-    for name in ("coreset.png", "reliability.png"):
-        with Image.open(client.download_artifacts(run.info.run_id, name, str(tmp_path))) as picture:
-            assert picture.width > 100
+    with Image.open(client.download_artifacts(run.info.run_id, "coreset.png", str(tmp_path))) as picture:
+        assert picture.width > 100
+    for name in ("reliability.svg", "risk_coverage.svg"):
+        drawn = ElementTree.parse(client.download_artifacts(run.info.run_id, name, str(tmp_path))).getroot()
+        assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     stage = json.loads(
         Path(client.download_artifacts(run.info.run_id, "predict/stage.json", str(tmp_path))).read_text()
     )

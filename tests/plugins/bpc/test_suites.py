@@ -73,7 +73,7 @@ def test_the_papers_table_has_the_same_settings(registry):
 def test_all_methods_share_the_experts_and_their_size_is_planned(tmp_path):
     plan = session.plan("bpc:digits", out=tmp_path / "store")
     assert not plan.skipped()
-    experts = [planned for planned in plan.to_do() if planned.stage.plugin == "trajectories"]
+    experts = [planned for planned in plan.to_do() if planned.plugin == "trajectories"]
     assert [planned.stage.members for planned in experts] == [(f"{index:03d}",) for index in range(10)]
     # Convolutions 1-16-16 with 16 scales and shifts each, and a head on 2x2 pixels; 21 snapshots.
     parameters = (9 * 1 + 1) * 16 + (9 * 16 + 1) * 16 + 4 * 16 + (16 * 4 + 1) * 10
@@ -93,8 +93,8 @@ def test_more_experts_keep_those_that_are_there(tmp_path):
     ]
     out = tmp_path / "store"
     plan = session.plan("bpc:digits", small, out=out)
-    assert len([p for p in plan.to_do() if p.stage.plugin == "trajectories"]) == 2
+    assert len([p for p in plan.to_do() if p.plugin == "trajectories"]) == 2
     more = session.plan("bpc:digits", [*small, "methods.bpc-fkl.experts=3"], out=out)
-    members = {p.stage.id for p in more.to_do() if p.stage.plugin == "trajectories"}
-    assert {p.stage.id for p in plan.to_do() if p.stage.plugin == "trajectories"} < members
+    members = {p.stage.id for p in more.to_do() if p.plugin == "trajectories"}
+    assert {p.stage.id for p in plan.to_do() if p.plugin == "trajectories"} < members
     assert len(members) == 3

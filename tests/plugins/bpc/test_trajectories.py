@@ -13,8 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from bpcbench import testing
 from bpcbench.errors import Stopped
+from bpcbench.planning.spec import Spec
 from bpcbench.records import Made
-from bpcbench.registry import options
 from bpcbench.store import folder
 from bpcbench_bpc.trajectories import Trajectories, expert_names
 from bpcbench_bpc.windows import Windows
@@ -129,8 +129,9 @@ def test_the_size_is_known_in_advance(tmp_path):
 
 
 def test_what_a_method_asks_for_is_this_plan(registry):
-    built = options.build(registry, "prerequisite", PLAN.need(2).plugin)
-    assert built == PLAN
+    wanted = PLAN.need(2).plugin
+    assert wanted == PLAN
+    assert Spec.of(wanted).build(registry) == PLAN
 
 
 @pytest.fixture
