@@ -256,12 +256,15 @@ def test_a_damaged_distribution_does_not_break_the_commands(tmp_path):
 
 def test_one_bad_record_of_a_suite_does_not_stop_the_others(run, tmp_path):
     assert run("run", "s.yaml", "--no-mlflow").returncode == 0
-    (tmp_path / "results" / "suites" / "bad-1.json").write_text('{"name": ')
-    (tmp_path / "results" / "suites" / "worse-1.json").write_text("[1]")
+    (manifest,) = (tmp_path / "results" / "suites" / "contained").iterdir()
+    for name, text in (("bad", '{"name": '), ("worse", "[1]")):
+        copy = shutil.copytree(manifest, tmp_path / "results" / "suites" / name / manifest.name)
+        (copy / "suite.json").write_text(text)
     done = run("sync")
     assert done.returncode == 0, done.stderr
-    assert "contained: 1 cells added" in done.stdout
-    assert "bad-1.json is passed over" in done.stderr
+    assert "1 cells added" in done.stdout
+    for name in ("bad", "worse"):
+        assert f"{name}/{manifest.name} is passed over" in done.stderr
 
 
 def test_a_damaged_score_is_reported_by_the_report(run, tmp_path):
