@@ -21,8 +21,9 @@ from bpcbench.records import (
     Data,
     Download,
     Ended,
+    EvaluatorInputs,
     Facts,
-    Given,
+    Inputs,
     Metric,
     Native,
     Need,
@@ -162,7 +163,7 @@ class Prerequisite(Plugin, abc.ABC):
         return None
 
     @abc.abstractmethod
-    def make(self, data: Data, given: Given, ctx: Context, member: str) -> Arrays:
+    def make(self, data: Data, inputs: Inputs, ctx: Context, member: str) -> Arrays:
         """Make one member. Members of one prerequisite may be made in parallel, each seeded by its name."""
 
 
@@ -223,8 +224,8 @@ class Method(Plugin, abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
-        """Return the coreset. It must be a function of the options, the data, ipc, `given` and `ctx.seed` alone."""
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
+        """Return the coreset. It must be a function of the options, the data, ipc, `inputs` and `ctx.seed` alone."""
 
 
 class Network(Plugin, abc.ABC):
@@ -280,12 +281,12 @@ class Inference(Plugin, abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def fit(self, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+    def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive: a function of the options, these arguments and `ctx.seed` alone."""
 
-    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive from what its `arrays()` returned."""
-        return self.fit(coreset, network, given, ctx)
+        return self.fit(coreset, network, inputs, ctx)
 
 
 class Evaluator(Plugin, abc.ABC):
@@ -294,7 +295,7 @@ class Evaluator(Plugin, abc.ABC):
     default: ClassVar[bool] = False
     """What a suite gets that names none. A subclass does not inherit it."""
     uses_coreset: ClassVar[bool] = False
-    """True when `score` looks at `given.coreset`, the coreset from which the predictions were made."""
+    """True when `score` looks at `inputs.coreset`, the coreset from which the predictions were made."""
 
     def splits(self, facts: Facts) -> Sequence[SplitRef]:
         """Return the splits to be predicted."""
@@ -305,11 +306,11 @@ class Evaluator(Plugin, abc.ABC):
         return {}
 
     def reference(self, facts: Facts) -> Reference | None:
-        """Return whose predictions of the same splits `score` is to find in `given.reference`, or None."""
+        """Return whose predictions of the same splits `score` is to find in `inputs.reference`, or None."""
         return None
 
     @abc.abstractmethod
-    def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
+    def score(self, predictions: Mapping[SplitRef, Predictions], inputs: EvaluatorInputs) -> Scores:
         """Return values of metrics that `metrics` declares, all or some, and figures of `bpcbench.figures`."""
 
     @abc.abstractmethod

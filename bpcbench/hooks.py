@@ -108,8 +108,8 @@ def bpcbench_prerequisites() -> Iterable[type[Prerequisite]]:
             "The mean image of every class, in network space."
             name = "class-means"
 
-            def make(self, data, given, ctx, member):
-                images = given.transform.apply(data.train.images)
+            def make(self, data, inputs, ctx, member):
+                images = inputs.transform.apply(data.train.images)
                 means = [images[data.labels == c].mean(0) for c in range(data.facts.classes)]
                 return {"means": np.stack(means).astype(np.float32)}
 
@@ -137,9 +137,9 @@ def bpcbench_methods() -> Iterable[type[Method]]:
             steps: int = bpcbench.option(10, "number of annealing steps")
             scale: float = bpcbench.option(0.1, "standard deviation of the first step's noise")
 
-            def distil(self, data, ipc, given, ctx):
+            def distil(self, data, ipc, inputs, ctx):
                 chosen = bpcbench.per_class(data.labels, ipc, ctx.seed)
-                images = given.transform.apply(data.train.images[chosen])
+                images = inputs.transform.apply(data.train.images[chosen])
                 rng = np.random.default_rng(ctx.seed)
                 for step in ctx.steps(self.steps, state={"images": images, "rng": rng}):
                     noise = rng.normal(0, self.scale / (step + 1), images.shape)
@@ -178,7 +178,7 @@ def bpcbench_inferences() -> Iterable[type[Inference]]:
             name = "nearest-mean"
             resources = bpcbench.Resources()
 
-            def fit(self, coreset, network, given, ctx):
+            def fit(self, coreset, network, inputs, ctx):
                 means = [coreset.images[coreset.class_ids == c].mean(0) for c in range(coreset.classes)]
                 return NearestMean(np.stack(means))
 
@@ -234,7 +234,7 @@ def bpcbench_evaluators() -> Iterable[type[Evaluator]]:
             def metrics(self):
                 return [bpcbench.Metric("overconfidence", None, help="mean confidence less accuracy")]
 
-            def score(self, predictions, given):
+            def score(self, predictions, inputs):
                 (p,) = predictions.values()
                 confidence = float(np.exp(p.log_probs.max(axis=1)).mean())
                 return bpcbench.Scores({"overconfidence": confidence - metrics.accuracy(p.log_probs, p.labels)})

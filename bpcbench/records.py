@@ -135,7 +135,7 @@ class Need:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class PrerequisiteOutput:
     """What a prerequisite made: the plugin that made it, and its members' arrays (memory mapped, read on access)."""
 
     plugin: Prerequisite
@@ -161,19 +161,22 @@ class Transform:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """What a plugin asked for and got: the preprocessing of this cell, and its prerequisites by role.
-
-    An evaluator that asks for them also finds the predictions of its `reference`, and the cell's `coreset`.
-    """
+class Inputs:
+    """What a plugin works with: the preprocessing of its cell, and the prerequisites it asked for, by role."""
 
     transform: Transform
-    made: Mapping[str, Made] = field(default_factory=dict)
+    prerequisites: Mapping[str, PrerequisiteOutput] = field(default_factory=dict)
+
+    def __getitem__(self, role: str) -> PrerequisiteOutput:
+        return self.prerequisites[role]
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatorInputs(Inputs):
+    """What an evaluator works with beside predictions: those of its reference, and the coreset, if it asks for them."""
+
     reference: Mapping[SplitRef, Predictions] = field(default_factory=dict)
     coreset: Coreset | None = None
-
-    def __getitem__(self, role: str) -> Made:
-        return self.made[role]
 
 
 @dataclass(frozen=True)

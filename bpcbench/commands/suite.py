@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def suite_session(arguments: argparse.Namespace) -> Session:
     """Return the session that the arguments describe; a command that lacks an argument leaves its default."""
     words = [word for word in arguments.words if word != "--recompute"]
-    given = {
+    inputs = {
         "data": "data",
         "device": "device",
         "unverified": "unverified",
@@ -38,7 +38,7 @@ def suite_session(arguments: argparse.Namespace) -> Session:
         "debug": "pdb",
         "quiet": "quiet",
     }
-    options = {name: getattr(arguments, source) for name, source in given.items() if hasattr(arguments, source)}
+    options = {name: getattr(arguments, source) for name, source in inputs.items() if hasattr(arguments, source)}
     track = not getattr(arguments, "no_mlflow", False)
     command = shlex.join(["bpcbench", *_again(words)])
     return Session(arguments.suite, arguments.overrides, out=arguments.out, track=track, command=command, **options)

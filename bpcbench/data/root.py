@@ -8,6 +8,6 @@ from pathlib import Path
 DATA_VARIABLE = "BPCBENCH_DATA"
 
 
-def data_root(given: str | None = None) -> Path:
+def data_root(inputs: str | None = None) -> Path:
     """Return where data sets are looked for: the argument, else BPCBENCH_DATA, else ~/.cache/bpcbench/data."""
-    return Path(given or os.environ.get(DATA_VARIABLE) or Path.home() / ".cache" / "bpcbench" / "data").expanduser()
+    return Path(inputs or os.environ.get(DATA_VARIABLE) or Path.home() / ".cache" / "bpcbench" / "data").expanduser()

@@ -98,12 +98,12 @@ class Planner:
     ) -> CoresetStage:
         """Return the stage that distils a coreset."""
         spec = self.lookup.spec(method)
-        given = self._roles(dataset, method.prerequisites(dataset.facts, ipc), transform)
+        inputs = self._roles(dataset, method.prerequisites(dataset.facts, ipc), transform)
         stage = CoresetStage(
             spec,
             dataset.training,
             transform,
-            given,
+            inputs,
             self.suite.precision,
             ipc if method.uses_ipc else None,
             seed if method.uses_seed else None,
@@ -212,12 +212,12 @@ class Planner:
         for role, need in sorted(wanted.items()):
             plugin: Prerequisite = self.lookup.build("prerequisite", need.plugin)
             spec = self.lookup.spec(plugin)
-            given = self._roles(dataset, plugin.prerequisites(dataset.facts), transform)
+            inputs = self._roles(dataset, plugin.prerequisites(dataset.facts), transform)
             family = digest([spec.digest, dataset.training.digest])
             self.expected[family] = partial(plugin.expected_bytes, dataset.facts)
             addresses = []
             for member in need.members:
-                stage = PrerequisiteStage(spec, dataset.training, transform, given, self.suite.precision, member)
+                stage = PrerequisiteStage(spec, dataset.training, transform, inputs, self.suite.precision, member)
                 label = f"{dataset.plugin.name} {plugin.name}" + (f" {member}" if member != FINAL else "")
                 self._add(stage, label, plugin, family, plugin.resources)
                 addresses.append(stage.addresses[0])

@@ -37,14 +37,14 @@ def admits(pattern: PublishedPattern, query: PublishedQuery) -> bool:
     return all(_within(getattr(pattern, options), getattr(query, options)) for options in _OPTIONS)
 
 
-def _within(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+def _within(wanted: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     for name, value in wanted.items():
-        if name not in given:
+        if name not in inputs:
             return False
-        if isinstance(value, Mapping) and isinstance(given[name], Mapping):
-            if not _within(value, given[name]):
+        if isinstance(value, Mapping) and isinstance(inputs[name], Mapping):
+            if not _within(value, inputs[name]):
                 return False
-        elif value != given[name]:
+        elif value != inputs[name]:
             return False
     return True
 

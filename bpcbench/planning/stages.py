@@ -203,7 +203,7 @@ class PrerequisiteStage(Stage):
     plugin: Spec
     data: TrainingData
     transform: Fitted | None
-    given: Roles
+    prerequisites: Roles
     precision: str
     member: str = FINAL
 
@@ -218,7 +218,7 @@ class PrerequisiteStage(Stage):
             "plugin": self.plugin.to_json(),
             "data": self.data.to_json(),
             "transform": self.transform and self.transform.to_json(),
-            "given": _roles_to_json(self.given),
+            "prerequisites": _roles_to_json(self.prerequisites),
             "precision": self.precision,
             UNKEYED: {"member": self.member},
         }
@@ -230,7 +230,7 @@ class PrerequisiteStage(Stage):
             Spec.from_json(value["plugin"]),
             TrainingData.from_json(value["data"]),
             value["transform"] and Fitted.from_json(value["transform"]),
-            _roles_from_json(value["given"]),
+            _roles_from_json(value["prerequisites"]),
             str(value["precision"]),
             str(value[UNKEYED]["member"]),
         )
@@ -241,18 +241,18 @@ class PrerequisiteStage(Stage):
             "plugin": {PLUGIN: self.plugin.digest},
             "data": keyed(self.data.to_json()),
             "transform": self.transform and self.transform.payload(),
-            "given": _roles_payload(self.given),
+            "prerequisites": _roles_payload(self.prerequisites),
             "precision": self.precision,
         }
 
     def inputs(self) -> tuple[Address, ...]:
         """Return the fitted preprocessing and the prerequisites of the prerequisite."""
-        return (*((self.transform.address,) if self.transform else ()), *_role_addresses(self.given))
+        return (*((self.transform.address,) if self.transform else ()), *_role_addresses(self.prerequisites))
 
     def specs(self) -> Iterator[Spec]:
         """Yield the prerequisite, the data set, the preprocessing and what they need."""
         transform = None if self.transform is None else self.transform.plugin
-        yield from _walk(self.plugin, self.data.dataset, transform, self.given)
+        yield from _walk(self.plugin, self.data.dataset, transform, self.prerequisites)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +265,7 @@ class CoresetStage(Stage):
     method: Spec
     data: TrainingData
     transform: Fitted
-    given: Roles
+    prerequisites: Roles
     precision: str
     ipc: int | None
     seed: int | None
@@ -276,7 +276,7 @@ class CoresetStage(Stage):
             "method": self.method.to_json(),
             "data": self.data.to_json(),
             "transform": self.transform.to_json(),
-            "given": _roles_to_json(self.given),
+            "prerequisites": _roles_to_json(self.prerequisites),
             "precision": self.precision,
             "ipc": self.ipc,
             "seed": self.seed,
@@ -289,7 +289,7 @@ class CoresetStage(Stage):
             Spec.from_json(value["method"]),
             TrainingData.from_json(value["data"]),
             Fitted.from_json(value["transform"]),
-            _roles_from_json(value["given"]),
+            _roles_from_json(value["prerequisites"]),
             str(value["precision"]),
             value["ipc"],
             value["seed"],
@@ -301,7 +301,7 @@ class CoresetStage(Stage):
             "method": {PLUGIN: self.method.digest},
             "data": keyed(self.data.to_json()),
             "transform": self.transform.payload(),
-            "given": _roles_payload(self.given),
+            "prerequisites": _roles_payload(self.prerequisites),
             "precision": self.precision,
             "ipc": self.ipc,
             "seed": self.seed,
@@ -309,11 +309,11 @@ class CoresetStage(Stage):
 
     def inputs(self) -> tuple[Address, ...]:
         """Return the fitted preprocessing and the method's prerequisites."""
-        return (self.transform.address, *_role_addresses(self.given))
+        return (self.transform.address, *_role_addresses(self.prerequisites))
 
     def specs(self) -> Iterator[Spec]:
         """Yield the method, the data set, the preprocessing and the prerequisites."""
-        yield from _walk(self.method, self.data.dataset, self.transform.plugin, self.given)
+        yield from _walk(self.method, self.data.dataset, self.transform.plugin, self.prerequisites)
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,7 +327,7 @@ class PredictStage(Stage):
     inference: Spec
     network: Spec
     transform: Fitted
-    given: Roles
+    prerequisites: Roles
     precision: str
     seed: int | str
     splits: tuple[SplitUse, ...] = field(default=())
@@ -349,7 +349,7 @@ class PredictStage(Stage):
             "inference": self.inference.to_json(),
             "network": self.network.to_json(),
             "transform": self.transform.to_json(),
-            "given": _roles_to_json(self.given),
+            "prerequisites": _roles_to_json(self.prerequisites),
             "precision": self.precision,
             "seed": self.seed,
             UNKEYED: {"splits": [split.to_json() for split in self.splits]},
@@ -363,7 +363,7 @@ class PredictStage(Stage):
             Spec.from_json(value["inference"]),
             Spec.from_json(value["network"]),
             Fitted.from_json(value["transform"]),
-            _roles_from_json(value["given"]),
+            _roles_from_json(value["prerequisites"]),
             str(value["precision"]),
             value["seed"],
             tuple(map(SplitUse.from_json, value[UNKEYED]["splits"])),
@@ -376,18 +376,18 @@ class PredictStage(Stage):
             "inference": {PLUGIN: self.inference.digest},
             "network": {PLUGIN: self.network.digest},
             "transform": self.transform.payload(),
-            "given": _roles_payload(self.given),
+            "prerequisites": _roles_payload(self.prerequisites),
             "precision": self.precision,
             "seed": self.seed,
         }
 
     def inputs(self) -> tuple[Address, ...]:
         """Return the preprocessing, the coresets and the inference's prerequisites."""
-        return (self.transform.address, *self.coresets, *_role_addresses(self.given))
+        return (self.transform.address, *self.coresets, *_role_addresses(self.prerequisites))
 
     def specs(self) -> Iterator[Spec]:
         """Yield the inference, the network, the preprocessing, the prerequisites and the evaluated data sets."""
-        yield from _walk(self.inference, self.network, self.transform.plugin, self.given)
+        yield from _walk(self.inference, self.network, self.transform.plugin, self.prerequisites)
         for split in self.splits:
             yield from split.dataset.walk()
 
@@ -415,7 +415,7 @@ class ScoreStage(Stage):
     metrics: int
     predictions: tuple[ScoreInput, ...]
     reference: tuple[ScoreInput, ...]
-    given: Roles
+    prerequisites: Roles
     transform: Fitted
     coresets: tuple[Address, ...] = ()
 
@@ -426,7 +426,7 @@ class ScoreStage(Stage):
             "metrics": self.metrics,
             "predictions": [str(item.address) for item in self.predictions],
             "reference": [str(item.address) for item in self.reference],
-            "given": _roles_to_json(self.given),
+            "prerequisites": _roles_to_json(self.prerequisites),
             "transform": self.transform.to_json(),
             "coresets": [str(address) for address in self.coresets],
             UNKEYED: {
@@ -443,7 +443,7 @@ class ScoreStage(Stage):
             int(value["metrics"]),
             _score_inputs(value["predictions"], value[UNKEYED]["wanted"]),
             _score_inputs(value["reference"], value[UNKEYED]["reference"]),
-            _roles_from_json(value["given"]),
+            _roles_from_json(value["prerequisites"]),
             Fitted.from_json(value["transform"]),
             tuple(map(Address.parse, value["coresets"])),
         )
@@ -455,7 +455,7 @@ class ScoreStage(Stage):
             "metrics": self.metrics,
             "predictions": [str(item.address) for item in self.predictions],
             "reference": [str(item.address) for item in self.reference],
-            "given": _roles_payload(self.given),
+            "prerequisites": _roles_payload(self.prerequisites),
             "transform": self.transform.payload(),
             "coresets": [str(address) for address in self.coresets],
         }
@@ -463,11 +463,11 @@ class ScoreStage(Stage):
     def inputs(self) -> tuple[Address, ...]:
         """Return the predictions, the preprocessing, the evaluator's prerequisites and the coresets."""
         read = (item.address for item in (*self.predictions, *self.reference))
-        return (self.transform.address, *read, *_role_addresses(self.given), *self.coresets)
+        return (self.transform.address, *read, *_role_addresses(self.prerequisites), *self.coresets)
 
     def specs(self) -> Iterator[Spec]:
         """Yield the evaluator, the preprocessing and the prerequisites."""
-        yield from _walk(self.evaluator, self.transform.plugin, self.given)
+        yield from _walk(self.evaluator, self.transform.plugin, self.prerequisites)
 
 
 STAGES: Mapping[str, type[PrerequisiteStage] | type[CoresetStage] | type[PredictStage] | type[ScoreStage]] = {

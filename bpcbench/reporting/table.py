@@ -160,11 +160,11 @@ def build(
 
 
 def _groups(rows: Sequence[Row], columns: Sequence[Column], keys: Iterable[tuple[str, int]]) -> Iterator[Group]:
-    given = {(row.dataset, row.ipc, row.evaluator, row.metric) for row in rows}
-    heard = {place[:3] for place in given}
+    inputs = {(row.dataset, row.ipc, row.evaluator, row.metric) for row in rows}
+    heard = {place[:3] for place in inputs}
     for key in keys:
         # An evaluator that has given nothing yet may still give it; one that was heard without it will not.
-        mine = (c for c in columns if (*key, c.evaluator, c.metric) in given or (*key, c.evaluator) not in heard)
+        mine = (c for c in columns if (*key, c.evaluator, c.metric) in inputs or (*key, c.evaluator) not in heard)
         yield Group(*key, tuple(mine))
 
 

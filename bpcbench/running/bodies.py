@@ -38,9 +38,10 @@ from bpcbench.records import (
     Arrays,
     Coreset,
     Data,
-    Given,
-    Made,
+    EvaluatorInputs,
+    Inputs,
     Predictions,
+    PrerequisiteOutput,
     SplitRef,
     Task,
     Transform,
@@ -211,12 +212,12 @@ class _Attempt:
         plugin: Preprocessing = self.build(fitted.plugin)
         return Transform(plugin, dict(self.store.read(fitted.address).arrays), str(fitted.address))
 
-    def given(self, fitted: Fitted, roles: Roles) -> Given:
+    def role_inputs(self, fitted: Fitted, roles: Roles) -> Inputs:
         made = {}
         for role, item in roles.items():
             plugin: Prerequisite = self.build(item.plugin)
-            made[role] = Made(plugin, str(item.addresses[0]), Members(self.store, list(item.addresses)))
-        return Given(self.transform(fitted), made)
+            made[role] = PrerequisiteOutput(plugin, str(item.addresses[0]), Members(self.store, list(item.addresses)))
+        return Inputs(self.transform(fitted), made)
 
     def data(self, training: TrainingData) -> Data:
         dataset: Dataset = self.build(training.dataset)
@@ -250,34 +251,34 @@ def _body(stage: Stage) -> Callable[[_Attempt], None]:
 
 def _prerequisite(attempt: _Attempt, stage: PrerequisiteStage) -> None:
     plugin: Preprocessing | Prerequisite = attempt.build(stage.plugin)
-    given = attempt.given(stage.transform, stage.given) if stage.transform else None
+    inputs = attempt.role_inputs(stage.transform, stage.prerequisites) if stage.transform else None
     data = attempt.data(stage.data)
     context = attempt.context(derive("member", stage.member), stage.precision)
     if isinstance(plugin, Preprocessing):
         arrays = plugin.fit(data, context)
     else:
-        assert given is not None
-        arrays = plugin.make(data, given, context, stage.member)
+        assert inputs is not None
+        arrays = plugin.make(data, inputs, context, stage.member)
     context.close()
     attempt.commit(stage.member, arrays, context)
 
 
 def _coreset(attempt: _Attempt, stage: CoresetStage) -> None:
     method: Method = attempt.build(stage.method)
-    given = attempt.given(stage.transform, stage.given)
+    inputs = attempt.role_inputs(stage.transform, stage.prerequisites)
     data = attempt.data(stage.data)
 
     def keep(coreset: Coreset, member: str, context: StageContext, extra: Mapping[str, Any]) -> None:
         if not np.isfinite(coreset.images).all() or not np.isfinite(coreset.targets).all():
             raise ValueError(f"{method.name} returned a coreset with NaN or infinite values ({member})")
-        arrays = {**coreset.arrays(), **preview(coreset, given.transform)}
+        arrays = {**coreset.arrays(), **preview(coreset, inputs.transform)}
         attempt.commit(member, arrays, context, {"coreset": coreset.description(), **extra})
 
     def snapshot(step: int, coreset: Coreset, seconds: float) -> None:
         keep(coreset, snapshot_member(step), context, {"step": step, "seconds": round(seconds, 3)})
 
     context = attempt.context(derive("distil", stage.seed or 0), stage.precision, snapshot)
-    coreset = method.distil(data, stage.ipc or 0, given, context)
+    coreset = method.distil(data, stage.ipc or 0, inputs, context)
     if not isinstance(coreset, Coreset):
         raise TypeError(f"{method.name}.distil must return a bpcbench.Coreset, it returned a {type(coreset).__name__}")
     context.close()
@@ -286,11 +287,11 @@ def _coreset(attempt: _Attempt, stage: CoresetStage) -> None:
 
 def _predict(attempt: _Attempt, stage: PredictStage) -> None:
     coreset = attempt.coreset(stage.coresets)
-    given = attempt.given(stage.transform, stage.given)
+    inputs = attempt.role_inputs(stage.transform, stage.prerequisites)
     inference: Inference = attempt.build(stage.inference)
     network: Network = attempt.build(stage.network)
     context = attempt.context(derive("evaluate", stage.seed), stage.precision)
-    predictive = _fitted(attempt, stage, inference, coreset, network, given, context)
+    predictive = _fitted(attempt, stage, inference, coreset, network, inputs, context)
     context.close()
     for split in stage.splits:
         if attempt.store.has(Address(stage.kind, stage.key, split.member)):
@@ -301,7 +302,7 @@ def _predict(attempt: _Attempt, stage: PredictStage) -> None:
             dataset, attempt.task.data, split.split, coreset.classes, examples=split.examples, shape=split.shape
         )
         begin = time.monotonic()
-        arrays = predict_split(predictive, loaded.images, loaded.labels, given.transform, inference.batch)
+        arrays = predict_split(predictive, loaded.images, loaded.labels, inputs.transform, inference.batch)
         seconds = round(time.monotonic() - begin, 3)
         attempt.commit(split.member, arrays, context, {"predict_seconds": seconds}, stage.only(split))
 
@@ -312,13 +313,13 @@ def _fitted(
     inference: Inference,
     coreset: Coreset,
     network: Network,
-    given: Given,
+    inputs: Inputs,
     context: StageContext,
 ) -> Predictive:
     kept = Address(stage.kind, stage.key, FIT)
     if attempt.store.has(kept):
-        return inference.restore(dict(attempt.store.read(kept).arrays), coreset, network, given, context)
-    predictive = inference.fit(coreset, network, given, context)
+        return inference.restore(dict(attempt.store.read(kept).arrays), coreset, network, inputs, context)
+    predictive = inference.fit(coreset, network, inputs, context)
     arrays = predictive.arrays()
     if arrays is not None:
         attempt.commit(FIT, arrays, context, stage=replace(stage, splits=()))
@@ -327,15 +328,18 @@ def _fitted(
 
 def _score(attempt: _Attempt, stage: ScoreStage) -> None:
     evaluator: Evaluator = attempt.build(stage.evaluator)
-    given = attempt.given(stage.transform, stage.given)
+    base = attempt.role_inputs(stage.transform, stage.prerequisites)
     predictions = attempt.predictions(stage.predictions)
-    given = replace(given, reference=attempt.predictions(stage.reference))
-    if stage.coresets:
-        given = replace(given, coreset=attempt.coreset(stage.coresets))
+    inputs = EvaluatorInputs(
+        base.transform,
+        base.prerequisites,
+        reference=attempt.predictions(stage.reference),
+        coreset=attempt.coreset(stage.coresets) if stage.coresets else None,
+    )
     # The process has made other scores before: what they drew must not matter.
     seed_globals(derive("score", 0))
     begin = time.monotonic()
-    scores = evaluator.score(predictions, given)
+    scores = evaluator.score(predictions, inputs)
     declared = {metric.name: metric for metric in evaluator.metrics()}
     for name in undeclared(scores, declared.values()):
         raise ValueError(

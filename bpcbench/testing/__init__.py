@@ -26,8 +26,9 @@ from bpcbench.records import (
     Arrays,
     Coreset,
     Data,
+    EvaluatorInputs,
     Facts,
-    Given,
+    Inputs,
     Offer,
     Predictions,
     Split,
@@ -75,9 +76,14 @@ class Scale(Preprocessing):
         return (images + 1.0) / 2.0
 
 
-def toy_given() -> Given:
+def toy_inputs() -> Inputs:
     """Return what a method without prerequisites is given."""
-    return Given(Transform(Scale(), {}))
+    return Inputs(Transform(Scale(), {}))
+
+
+def toy_evaluator_inputs() -> EvaluatorInputs:
+    """Return what an evaluator without a reference works with."""
+    return EvaluatorInputs(Transform(Scale(), {}))
 
 
 def toy_coreset(data: Data | None = None, per_class: int = 5) -> Coreset:
@@ -111,14 +117,14 @@ class MethodConformance:
     interruptions: ClassVar[tuple[int, ...]] = (1, 3)
     """After how many steps of its loops the method is interrupted and resumed."""
 
-    def given(self, data: Data) -> Given:
+    def inputs(self, data: Data) -> Inputs:
         """Return the prerequisites; override if the method needs some."""
-        return toy_given()
+        return toy_inputs()
 
     def _distil(self, folder: Path, seed: int = 0, **more: Any) -> Coreset:
         data = toy_data()
         ctx = context(folder, seed, **more)
-        return _ready(self.plugin).distil(data, self.ipc, self.given(data), ctx)
+        return _ready(self.plugin).distil(data, self.ipc, self.inputs(data), ctx)
 
     def test_valid(self, tmp_path: Path) -> None:
         """The coreset has the promised size, convention and finite values."""
@@ -146,7 +152,7 @@ class MethodConformance:
             seed_globals(0)
             data = toy_data()
             with contextlib.suppress(Stopped):
-                _ready(self.plugin).distil(data, self.ipc, self.given(data), ctx)
+                _ready(self.plugin).distil(data, self.ipc, self.inputs(data), ctx)
             resumed = self._distil(folder)
             np.testing.assert_array_equal(reference.images, resumed.images, _FORGOTTEN)
             np.testing.assert_array_equal(reference.targets, resumed.targets, _FORGOTTEN)
@@ -184,7 +190,7 @@ class InferenceConformance:
         return Scale().apply(toy_data(seed=1).train.images, {})
 
     def _fit(self, folder: Path) -> Predictive:
-        return _ready(self.plugin).fit(self.coreset(), self.network, toy_given(), context(folder))
+        return _ready(self.plugin).fit(self.coreset(), self.network, toy_inputs(), context(folder))
 
     def test_accepts(self) -> None:
         """The inference accepts what this test offers it."""
@@ -221,7 +227,7 @@ class InferenceConformance:
             ctx = _Interrupted(seed=0, attempt=folder / "first", after=after)
             seed_globals(0)
             with contextlib.suppress(Stopped):
-                _ready(self.plugin).fit(self.coreset(), self.network, toy_given(), ctx)
+                _ready(self.plugin).fit(self.coreset(), self.network, toy_inputs(), ctx)
             resumed = self._fit(folder).predict(self._images()).log_probs
             np.testing.assert_array_equal(resumed, reference, _FORGOTTEN)
 
@@ -231,7 +237,7 @@ class InferenceConformance:
         arrays = predictive.arrays()
         if arrays is not None:
             copies = {name: np.array(value) for name, value in arrays.items()}
-            restored = self.plugin.restore(copies, self.coreset(), self.network, toy_given(), context(tmp_path / "b"))
+            restored = self.plugin.restore(copies, self.coreset(), self.network, toy_inputs(), context(tmp_path / "b"))
             np.testing.assert_array_equal(
                 predictive.predict(self._images()).log_probs, restored.predict(self._images()).log_probs
             )
@@ -254,7 +260,7 @@ class EvaluatorConformance:
     def test_metrics(self) -> None:
         """Names are lower case and declared, values finite, and permuting the examples changes nothing."""
         evaluator = _ready(self.plugin)
-        scores, declared = evaluator.score(self.predictions(), toy_given()), evaluator.metrics()
+        scores, declared = evaluator.score(self.predictions(), toy_evaluator_inputs()), evaluator.metrics()
         first = scores.metrics
         assert first
         assert all(name == name.lower() and np.isfinite(value) for name, value in first.items())
@@ -267,7 +273,7 @@ class EvaluatorConformance:
             split: Predictions(p.log_probs[order], None if p.labels is None else p.labels[order])
             for split, p in self.predictions().items()
         }
-        again = evaluator.score(permuted, toy_given()).metrics
+        again = evaluator.score(permuted, toy_evaluator_inputs()).metrics
         np.testing.assert_allclose([again[name] for name in first], list(first.values()), rtol=1e-9, atol=1e-12)
 
 

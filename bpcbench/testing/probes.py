@@ -24,8 +24,9 @@ from bpcbench.records import (
     Arrays,
     Coreset,
     Data,
+    EvaluatorInputs,
     Facts,
-    Given,
+    Inputs,
     Metric,
     Predictions,
     Resources,
@@ -119,7 +120,7 @@ class Probe(Method):
     meet: int = option(1, "wait until so many probes have begun", key=False)
     journal: str = option("", "file to write to", key=False)
 
-    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return real images with noise, or do something else."""
         who = str(self.number)
         before = [entry for entry in read_journal(Path(self.journal)) if entry.who == who]
@@ -127,7 +128,7 @@ class Probe(Method):
         self._behave(first=not before)
         self._meet(who)
         rows = np.concatenate([np.flatnonzero(data.labels == c)[:ipc] for c in range(2)])
-        images = given.transform.apply(data.train.images[rows])
+        images = inputs.transform.apply(data.train.images[rows])
         rng = np.random.default_rng(ctx.seed)
         fresh = True
         for step in ctx.steps(self.steps, state={"images": images, "rng": rng}):
@@ -190,7 +191,7 @@ class ProbeInference(Inference):
 
     journal: str = option("", "file to write to", key=False)
 
-    def fit(self, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+    def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the nearest class mean."""
         _write(self.journal, "begin", "fit")
         return _NearestMean(np.stack([coreset.images[coreset.targets == c].mean(0) for c in range(2)]))
@@ -208,7 +209,7 @@ class ProbeEvaluator(Evaluator):
         """Return the one metric."""
         return (Metric("acc", "higher", "percent"),)
 
-    def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
+    def score(self, predictions: Mapping[SplitRef, Predictions], inputs: EvaluatorInputs) -> Scores:
         """Return the accuracy."""
         _write(self.journal, "begin", "score")
         (predicted,) = predictions.values()

@@ -93,13 +93,13 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
     if parts["coreset"] is not None:
         metrics["cost/coreset_bytes"] = float(parts["coreset"].meta["coreset"]["bytes"])
     scores = {label: store.read(address) for label, address in cell.scores.items()}
-    given = Counter(name for score in scores.values() for name in score.meta["metrics"])
+    inputs = Counter(name for score in scores.values() for name in score.meta["metrics"])
     for label, score in scores.items():
         tags[f"score.{label}.key"] = score.address.key
         for name, value in score.meta["metrics"].items():
             if np.isfinite(float(value)):
                 # Two evaluators may give a metric of one name; each then carries its evaluator's label.
-                metrics[allowed(name if given[name] == 1 else f"{label}/{name}")] = float(value)
+                metrics[allowed(name if inputs[name] == 1 else f"{label}/{name}")] = float(value)
     ended = max(_milliseconds(score.meta["committed"]) for score in scores.values())
     starts = [
         _milliseconds(part.meta["started"]) for part in parts.values() if part is not None and "started" in part.meta

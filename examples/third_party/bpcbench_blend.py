@@ -22,9 +22,9 @@ class Blend(bpcbench.Method):
     def native(self, facts, ipc):
         return bpcbench.Native(bpcbench.Ref("network"), bpcbench.Ref("conv-bn", {"width": 32}))
 
-    def distil(self, data, ipc, given, ctx):
+    def distil(self, data, ipc, inputs, ctx):
         chosen = bpcbench.per_class(data.labels, ipc, ctx.seed)
-        everything = given.transform.apply(data.train.images)
+        everything = inputs.transform.apply(data.train.images)
         labels = data.labels[chosen]
         images = everything[chosen]
         means = np.stack([everything[data.labels == c].mean(0) for c in range(data.facts.classes)])

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from bpcbench.api import Context
-from bpcbench.records import Array, Coreset, Data, Given
+from bpcbench.records import Array, Coreset, Data, Inputs
 from bpcbench_baselines.selection import Baseline, real_images, rows_by_class
 
 
@@ -25,13 +25,13 @@ class Herding(Baseline):
     name: ClassVar[str] = "herding"
     uses_seed: ClassVar[bool] = False
 
-    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the selected images, in order of selection within each class."""
         chosen = []
         for rows in rows_by_class(data, ipc):
-            points = given.transform.apply(data.train.images[rows]).reshape(len(rows), -1)
+            points = inputs.transform.apply(data.train.images[rows]).reshape(len(rows), -1)
             chosen.append(rows[greedy_mean(points.astype(np.float64), ipc)])
-        return real_images(data, np.concatenate(chosen), given)
+        return real_images(data, np.concatenate(chosen), inputs)
 
 
 def greedy_mean(points: Array, count: int) -> Array:

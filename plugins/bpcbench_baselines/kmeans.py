@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from bpcbench.api import Context, option
-from bpcbench.records import Array, Coreset, Data, Given
+from bpcbench.records import Array, Coreset, Data, Inputs
 from bpcbench_baselines.selection import Baseline, rows_by_class
 
 
@@ -25,11 +25,11 @@ class KMeans(Baseline):
 
     iterations: int = option(100, "maximum iterations of Lloyd's algorithm per class")
 
-    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the centres, ordered by class."""
         centres = []
         for label, rows in enumerate(rows_by_class(data, ipc)):
-            points = given.transform.apply(data.train.images[rows]).reshape(len(rows), -1)
+            points = inputs.transform.apply(data.train.images[rows]).reshape(len(rows), -1)
             seed = int(np.random.SeedSequence([ctx.seed, label]).generate_state(1)[0])
             centres.append(self._centres(points, ipc, seed))
         images = np.concatenate(centres).reshape(-1, *data.facts.shape).astype(np.float32)

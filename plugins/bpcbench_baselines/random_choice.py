@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bpcbench.api import Context
-from bpcbench.records import Coreset, Data, Given
+from bpcbench.records import Coreset, Data, Inputs
 from bpcbench.sampling import per_class
 from bpcbench_baselines.selection import Baseline, real_images, rows_by_class
 
@@ -21,7 +21,7 @@ class RandomChoice(Baseline):
 
     name: ClassVar[str] = "random"
 
-    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the drawn images, ordered by class."""
         rows_by_class(data, ipc)
-        return real_images(data, per_class(data.labels, ipc, ctx.seed), given)
+        return real_images(data, per_class(data.labels, ipc, ctx.seed), inputs)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from bpcbench.api import Method
-from bpcbench.records import Array, Coreset, Data, Facts, Given, Native, Ref, Resources
+from bpcbench.records import Array, Coreset, Data, Facts, Inputs, Native, Ref, Resources
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def rows_by_class(data: Data, ipc: int) -> list[Array]:
     return rows
 
 
-def real_images(data: Data, rows: Array, given: Given) -> Coreset:
+def real_images(data: Data, rows: Array, inputs: Inputs) -> Coreset:
     """Return the coreset of the given training images."""
     labels = data.labels[rows].astype(np.int64)
-    images = given.transform.apply(data.train.images[rows])
+    images = inputs.transform.apply(data.train.images[rows])
     return Coreset(images=images, targets=labels, class_ids=labels.copy(), classes=data.facts.classes)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from bpcbench.api import Context
-from bpcbench.records import Coreset, Data, Given
+from bpcbench.records import Coreset, Data, Inputs
 from bpcbench_baselines.selection import Baseline, real_images
 
 
@@ -25,6 +25,6 @@ class Whole(Baseline):
     uses_seed: ClassVar[bool] = False
     ranked: ClassVar[bool] = False
 
-    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return all training images in their original order."""
-        return real_images(data, np.arange(len(data.train)), given)
+        return real_images(data, np.arange(len(data.train)), inputs)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bpcbench.api import Context
-from bpcbench.records import Array, Coreset, Data, Given
+from bpcbench.records import Array, Coreset, Data, Inputs
 from bpcbench.sampling import per_class
 from bpcbench_bpc.method import ROLE
 from bpcbench_bpc.problem import Problem
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from bpcbench_bpc.method import TrajectoryMethod
 
 
-def initial_images(init: str, data: Data, ipc: int, given: Given, seed: int) -> tuple[Array, Array]:
+def initial_images(init: str, data: Data, ipc: int, inputs: Inputs, seed: int) -> tuple[Array, Array]:
     """Return the initial images of a coreset, in network space, and the class of each.
 
     `real` are the initial images shared by all methods; `mix` mixes each of them with another image of its class.
     """
     chosen = per_class(data.labels, ipc, seed)
     classes = np.asarray(data.labels)[chosen]
-    images = given.transform.apply(np.asarray(data.train.images[chosen]))
+    images = inputs.transform.apply(np.asarray(data.train.images[chosen]))
     rng = np.random.default_rng(seed)
     if init == "noise":
         images = rng.standard_normal(images.shape, np.float32)
     elif init == "mix":
         # The first half of a draw of 2 * ipc is the draw of ipc.
         both = per_class(data.labels, 2 * ipc, seed).reshape(-1, 2, ipc)
-        others = given.transform.apply(np.asarray(data.train.images[both[:, 1].reshape(-1)]))
+        others = inputs.transform.apply(np.asarray(data.train.images[both[:, 1].reshape(-1)]))
         share = rng.random((len(images), 1, 1, 1), np.float32)
         images = share * images + (1 - share) * others
     return images, classes
 
 
-def distil(method: TrajectoryMethod, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+def distil(method: TrajectoryMethod, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
     """Run the outer loop of a method and return its last iterate."""
     if ctx.precision != "float32":
         raise ValueError(f"{method.name} computes in float32, not in {ctx.precision!r}")
     shape, count, device = data.facts.shape, data.facts.classes, ctx.device
-    start, class_ids = initial_images(method.init, data, ipc, given, ctx.seed)
+    start, class_ids = initial_images(method.init, data, ipc, inputs, ctx.seed)
     images = torch.tensor(start, device=device, requires_grad=True)
     classes = torch.tensor(class_ids, dtype=torch.int64, device=device)
     logits = torch.nn.functional.one_hot(classes, count).float() * method.label_scale
@@ -62,7 +62,7 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, given: Given, ctx: Co
         groups.append({"params": [rate], "lr": rate_lr})
     optimizer = torch.optim.SGD(groups, lr=method.lr, momentum=method.image_momentum())
     windows = Windows(
-        given[ROLE],
+        inputs[ROLE],
         max_start=method.max_start,
         min_start=method.min_start,
         order="passes" if method.official else "uniform",
@@ -74,7 +74,7 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, given: Given, ctx: Co
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
     augment = strategy(method.augmentation_used(shape[0]), shape[0])
     network = FlatNetwork(method.network.build(shape, count, ctx.seed).to(device))
-    batches = _batches(method, data, given, ctx)
+    batches = _batches(method, data, inputs, ctx)
     state = {
         "images": images,
         "logits": logits,
@@ -118,11 +118,11 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, given: Given, ctx: Co
     return coreset()
 
 
-def _batches(method: TrajectoryMethod, data: Data, given: Given, ctx: Context) -> Batches | None:
+def _batches(method: TrajectoryMethod, data: Data, inputs: Inputs, ctx: Context) -> Batches | None:
     size = method.batch_used()
     if not size:
         return None
-    return Batches(data, given.transform, size=size, seed=ctx.seed + 4, device=ctx.device)
+    return Batches(data, inputs.transform, size=size, seed=ctx.seed + 4, device=ctx.device)
 
 
 def _no_batches() -> tuple[Tensor, Tensor]:

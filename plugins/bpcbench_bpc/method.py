@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Context, Method, Network, Prerequisite, option, refers
-from bpcbench.records import Convention, Coreset, Data, Facts, Given, Native, Need, Ref
+from bpcbench.records import Convention, Coreset, Data, Facts, Inputs, Native, Need, Ref
 from bpcbench_bpc.trajectories import Trajectories, augmentation_for
 from bpcbench_torch.strategy import strategy
 
@@ -170,11 +170,11 @@ class TrajectoryMethod(Method):
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradients of one outer iteration."""
 
-    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Run the outer loop."""
         from bpcbench_bpc.distillation import distil
 
-        return distil(self, data, ipc, given, ctx)
+        return distil(self, data, ipc, inputs, ctx)
 
 
 def sghmc_options(rows: int, ipc: int, parameters: int) -> dict[str, object]:

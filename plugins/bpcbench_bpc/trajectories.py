@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Network, Prerequisite, option, refers
-from bpcbench.records import Arrays, Data, Facts, Given, Need, Resources
+from bpcbench.records import Arrays, Data, Facts, Inputs, Need, Resources
 from bpcbench_torch.strategy import strategy
 
 _BYTES = {"float32": 4, "float16": 2}
@@ -89,8 +89,8 @@ class Trajectories(Prerequisite):
         """Return the size of one expert: parameters times snapshots times bytes per number."""
         return self.parameters(facts) * len(self.snapshots) * _BYTES[self.dtype]
 
-    def make(self, data: Data, given: Given, ctx: Context, member: str) -> Arrays:
+    def make(self, data: Data, inputs: Inputs, ctx: Context, member: str) -> Arrays:
         """Train one expert."""
         from bpcbench_bpc.expert import record
 
-        return record(self, data, given.transform, ctx)
+        return record(self, data, inputs.transform, ctx)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bpcbench.records import Arrays, Made
+from bpcbench.records import Arrays, PrerequisiteOutput
 from bpcbench_bpc.trajectories import Trajectories, snapshot_name
 
 Window = Callable[[int], Tensor]
@@ -23,7 +23,7 @@ class Windows:
 
     def __init__(
         self,
-        made: Made,
+        made: PrerequisiteOutput,
         *,
         max_start: int,
         min_start: int = 0,

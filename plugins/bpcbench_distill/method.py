@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from bpcbench.api import Context, option
-from bpcbench.records import Coreset, Data, Facts, Given, Native, Recipe, Ref, Split
+from bpcbench.records import Coreset, Data, Facts, Inputs, Native, Recipe, Ref, Split
 from bpcbench.sampling import per_class, stratified_holdout
 from bpcbench_torch.pool_method import PoolMethod
 
@@ -47,10 +47,10 @@ class FRePo(PoolMethod):
         options = {"steps": self.evaluation_steps, "lr": self.evaluation_lr}
         return Native(Ref("frepo", options), self.network)
 
-    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the last iterate, with a temperature fitted on held-out data for a network trained on it."""
         if not self.temperature_share:
-            return super().distil(data, ipc, given, ctx)
+            return super().distil(data, ipc, inputs, ctx)
         from bpcbench_distill.inference import RegressionInference
         from bpcbench_distill.predictive import fit
         from bpcbench_distill.temperature import fit_temperature
@@ -60,10 +60,10 @@ class FRePo(PoolMethod):
         held = np.setdiff1d(held, per_class(data.labels, ipc, ctx.seed))
         kept = np.setdiff1d(np.arange(len(data.train)), held)
         rest = replace(data, train=Split(data.train.images[kept], data.labels[kept]))
-        coreset = distil(self, data, ipc, given, ctx, source=rest)
+        coreset = distil(self, data, ipc, inputs, ctx, source=rest)
         judge = RegressionInference(steps=self.evaluation_steps, lr=self.evaluation_lr)
         trained = fit(judge, coreset, self.network, ctx)
-        outputs = trained.outputs(given.transform.apply(data.train.images[held])).cpu().numpy()
+        outputs = trained.outputs(inputs.transform.apply(data.train.images[held])).cpu().numpy()
         temperature = fit_temperature(outputs, data.labels[held])
         return replace(coreset, recipe=Recipe(scalars={**coreset.recipe.scalars, "temperature": temperature}))
 

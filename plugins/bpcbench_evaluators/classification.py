@@ -11,7 +11,7 @@ import numpy as np
 from bpcbench import metrics
 from bpcbench.api import Evaluator, option
 from bpcbench.figures import Curves, Figure, Reliability, Series
-from bpcbench.records import Array, Facts, Given, Metric, Predictions, Scores, SplitRef
+from bpcbench.records import Array, EvaluatorInputs, Facts, Metric, Predictions, Scores, SplitRef
 
 _HELD_OUT = SplitRef("validation", optional=True)
 _COVERAGES = (80, 90)
@@ -44,7 +44,7 @@ class Classification(Evaluator):
         """Return the evaluation split, and the one to fit the temperature on."""
         return (SplitRef(), _HELD_OUT) if self.temperature else (SplitRef(),)
 
-    def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
+    def score(self, predictions: Mapping[SplitRef, Predictions], inputs: EvaluatorInputs) -> Scores:
         """Return the metrics of the evaluation split."""
         predicted, held_out = predictions[SplitRef()], predictions.get(_HELD_OUT)
         log_probs, labels = predicted.log_probs, _labels(predicted)

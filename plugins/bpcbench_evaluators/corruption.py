@@ -12,7 +12,7 @@ from bpcbench import metrics
 from bpcbench.api import Evaluator, option
 from bpcbench.errors import UserError, unknown
 from bpcbench.figures import Curves, Series
-from bpcbench.records import Array, Facts, Given, Metric, Predictions, Ref, Scores, SplitRef
+from bpcbench.records import Array, EvaluatorInputs, Facts, Metric, Predictions, Ref, Scores, SplitRef
 
 PAPER = ("gaussian_blur", "jpeg_compression", "snow", "zoom_blur", "pixelate", "defocus_blur", "motion_blur")
 """The types of the VBPC paper's table, in its order, which are also those that can be generated for any images."""
@@ -67,7 +67,7 @@ class CorruptionShift(Evaluator):
             shifted = Ref("corrupted", {"base": {"plugin": facts.name, **facts.options}, "seed": self.seed})
         return (SplitRef(), *(SplitRef(name, shifted) for name in self._names()))
 
-    def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
+    def score(self, predictions: Mapping[SplitRef, Predictions], inputs: EvaluatorInputs) -> Scores:
         """Return the metrics and a figure per measure."""
         shifted = {ref.split: found for ref, found in predictions.items() if ref.dataset is not None}
         clean = self._measure(predictions[SplitRef()])

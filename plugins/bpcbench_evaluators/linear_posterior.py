@@ -15,8 +15,9 @@ from bpcbench.records import (
     Arrays,
     Coreset,
     Data,
+    EvaluatorInputs,
     Facts,
-    Given,
+    Inputs,
     Metric,
     Need,
     Predictions,
@@ -86,19 +87,19 @@ class LinearMoments(Prerequisite):
 
     name: ClassVar[str] = "linear-moments"
 
-    def make(self, data: Data, given: Given, ctx: Context, member: str) -> Arrays:
+    def make(self, data: Data, inputs: Inputs, ctx: Context, member: str) -> Arrays:
         """Return `gram`, `cross` and the number of `rows`."""
-        parts = _parts(data, given)
+        parts = _parts(data, inputs)
         total = next(parts)
         for part in parts:
             total += part
         return {"gram": total.gram, "cross": total.cross, "rows": np.array(len(data.train))}
 
 
-def _parts(data: Data, given: Given) -> Iterator[Moments]:
+def _parts(data: Data, inputs: Inputs) -> Iterator[Moments]:
     for start in range(0, len(data.train), _CHUNK):
         rows = slice(start, start + _CHUNK)
-        images, labels = given.transform.apply(data.train.images[rows]), data.labels[rows]
+        images, labels = inputs.transform.apply(data.train.images[rows]), data.labels[rows]
         yield Moments.of(
             images,
             centred_targets(Coreset(images=images, targets=labels, class_ids=labels, classes=data.facts.classes)),
@@ -132,12 +133,12 @@ class LinearPosterior(Evaluator):
         """Return the moments of the training data."""
         return {"moments": Need(Ref("linear-moments"))}
 
-    def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
+    def score(self, predictions: Mapping[SplitRef, Predictions], inputs: EvaluatorInputs) -> Scores:
         """Return both divergences; predictions are not looked at."""
-        coreset = given.coreset
+        coreset = inputs.coreset
         if coreset is None:
             raise ValueError("linear-posterior looks at the coreset, and none is given")
-        (kept,) = given["moments"].members.values()
+        (kept,) = inputs["moments"].members.values()
         scale = self.label_scale if coreset.convention == "centred" else 1.0
         mine = Moments.of(coreset.images, centred_targets(coreset) / scale)
         if self.reweigh:

@@ -13,7 +13,7 @@ from bpcbench import metrics
 from bpcbench.api import Evaluator, option
 from bpcbench.errors import UserError
 from bpcbench.figures import Curves, Series
-from bpcbench.records import Array, Facts, Given, Metric, Predictions, Ref, Scores, SplitRef
+from bpcbench.records import Array, EvaluatorInputs, Facts, Metric, Predictions, Ref, Scores, SplitRef
 
 DEFAULT = "max_probability"
 SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -69,7 +69,7 @@ class OutOfDistribution(Evaluator):
             )
         return (SplitRef(), *(SplitRef("test", Ref(name), optional=True) for name in names))
 
-    def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
+    def score(self, predictions: Mapping[SplitRef, Predictions], inputs: EvaluatorInputs) -> Scores:
         """Return every metric of every set by every score that the inference allows."""
         values: dict[str, float] = {}
         figures: dict[str, Curves] = {}

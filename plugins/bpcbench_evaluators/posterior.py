@@ -10,7 +10,17 @@ import numpy as np
 
 from bpcbench import metrics
 from bpcbench.api import Evaluator, refers
-from bpcbench.records import Array, Facts, Given, Metric, Predictions, Ref, Reference, Scores, SplitRef
+from bpcbench.records import (
+    Array,
+    EvaluatorInputs,
+    Facts,
+    Metric,
+    Predictions,
+    Ref,
+    Reference,
+    Scores,
+    SplitRef,
+)
 
 
 def agreement(log_probs: Array, reference: Array) -> float:
@@ -50,9 +60,9 @@ class Posterior(Evaluator):
         """Return all training data under the inference."""
         return Reference(Ref("whole"), self.inference, self.network)
 
-    def score(self, predictions: Mapping[SplitRef, Predictions], given: Given) -> Scores:
+    def score(self, predictions: Mapping[SplitRef, Predictions], inputs: EvaluatorInputs) -> Scores:
         """Return the metrics of the evaluation split."""
-        predicted, reference = predictions[SplitRef()], given.reference[SplitRef()]
+        predicted, reference = predictions[SplitRef()], inputs.reference[SplitRef()]
         if predicted.log_probs.shape != reference.log_probs.shape:
             raise ValueError(
                 f"predictions {predicted.log_probs.shape} and those of the reference {reference.log_probs.shape} "

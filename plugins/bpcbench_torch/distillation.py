@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bpcbench.api import Context
-from bpcbench.records import Array, Coreset, Data, Given, Recipe
+from bpcbench.records import Array, Coreset, Data, Inputs, Recipe
 from bpcbench.sampling import per_class
 from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import Batches
@@ -23,14 +23,14 @@ from bpcbench_torch.strategy import strategy
 from bpcbench_torch.targets import centred_targets
 
 
-def initial_images(method: PoolMethod, data: Data, ipc: int, given: Given, seed: int) -> tuple[Array, Array]:
+def initial_images(method: PoolMethod, data: Data, ipc: int, inputs: Inputs, seed: int) -> tuple[Array, Array]:
     """Return the initial images of a coreset, in network space, and the class of each."""
     chosen = per_class(data.labels, ipc, seed)
     classes = np.asarray(data.labels)[chosen]
     pixels = np.asarray(data.train.images[chosen])
     if method.init == "uniform":
         pixels = np.random.default_rng(seed).integers(0, 256, pixels.shape, dtype=np.uint8)
-    return given.transform.apply(pixels), classes
+    return inputs.transform.apply(pixels), classes
 
 
 def cosine(step: int, total: int, final: float) -> float:
@@ -40,14 +40,14 @@ def cosine(step: int, total: int, final: float) -> float:
 
 @freed_memory_kept()
 def distil(
-    method: PoolMethod, data: Data, ipc: int, given: Given, ctx: Context, *, source: Data | None = None
+    method: PoolMethod, data: Data, ipc: int, inputs: Inputs, ctx: Context, *, source: Data | None = None
 ) -> Coreset:
     """Run the outer loop of a method and return its last iterate.
 
     The initial images come from `data`, so that all methods share them; real batches come from `source` if given.
     """
     count = data.facts.classes
-    start, classes = initial_images(method, data, ipc, given, ctx.seed)
+    start, classes = initial_images(method, data, ipc, inputs, ctx.seed)
     images = torch.tensor(start, device=ctx.device, requires_grad=True)
     fresh = Coreset(images=start, targets=classes, class_ids=classes, classes=count)
     targets = torch.tensor(centred_targets(fresh, method.label_scale), device=ctx.device)
@@ -65,7 +65,7 @@ def distil(
         seed=ctx.seed,
         device=ctx.device,
     )
-    batches = Batches(source or data, given.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device)
+    batches = Batches(source or data, inputs.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device)
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed + 2)
     # A separate CPU generator: the drawn operation decides what is launched, and must not wait for the device.
     chooser = torch.Generator().manual_seed(ctx.seed + 3)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
-from bpcbench.records import Arrays, Coreset, Given, Offer
+from bpcbench.records import Arrays, Coreset, Inputs, Offer
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class _Trained(Inference):
             return f"{self.name} trains torch networks, but {offer.network.name} is a {offer.network.framework} network"
         return None
 
-    def fit(self, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+    def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of newly trained networks, each trained in its own loop."""
         from bpcbench_torch.predictive import NetworkPredictive
         from bpcbench_torch.training import Schedule, train
@@ -53,7 +53,7 @@ class _Trained(Inference):
             models.append(model)
         return NetworkPredictive(models, sampled=self.sampled, device=ctx.device)
 
-    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive from stored parameters and buffers."""
         from bpcbench_torch.predictive import NetworkPredictive, load_arrays
 

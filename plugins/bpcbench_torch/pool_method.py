@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Context, Method, Network, option, refers
-from bpcbench.records import Convention, Coreset, Data, Facts, Given
+from bpcbench.records import Convention, Coreset, Data, Facts, Inputs
 from bpcbench_torch.strategy import strategy
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class PoolMethod(Method):
         `n` is the total number of real images.
         """
 
-    def distil(self, data: Data, ipc: int, given: Given, ctx: Context) -> Coreset:
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the last iterate."""
         from bpcbench_torch.distillation import distil
 
-        return distil(self, data, ipc, given, ctx)
+        return distil(self, data, ipc, inputs, ctx)
 
     def pool_loss(self, model: Callable[[Tensor], Tensor], images: Tensor, targets: Tensor) -> Tensor:
         """Return the Gaussian loss of a pool update, 0.5 * mean ||f(x) - y||^2."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
-from bpcbench.records import Arrays, Coreset, Given, Offer
+from bpcbench.records import Arrays, Coreset, Inputs, Offer
 from bpcbench_torch.inferences import Ensemble
 from bpcbench_torch.strategy import strategy
 
@@ -113,13 +113,13 @@ class Sampler(Inference):
             )
         return None
 
-    def fit(self, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+    def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of new samples."""
         from bpcbench_torch.sampled import fit
 
         return fit(self, coreset, network, ctx)
 
-    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of stored samples."""
         from bpcbench_torch.sampled import restore
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
-from bpcbench.records import Arrays, Coreset, Given, Offer
+from bpcbench.records import Arrays, Coreset, Inputs, Offer
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class VariationalInference(Inference):
             return f"{self.name} trains torch networks, but {offer.network.name} is a {offer.network.framework} network"
         return None
 
-    def fit(self, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+    def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of a newly trained network with its last layer's posterior."""
         from bpcbench_vbpc.predictive import fit
 
         return fit(self, coreset, network, ctx)
 
-    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, given: Given, ctx: Context) -> Predictive:
+    def restore(self, arrays: Arrays, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of the stored network; the closed form is recomputed."""
         from bpcbench_vbpc.predictive import restore
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bpcbench.records import Data, Facts, Given, Split, Transform
+from bpcbench.records import Data, Facts, Inputs, Split, Transform
 from bpcbench_torch.networks import ConvBN
 from bpcbench_torch.preprocessing import Standardize
 from bpcbench_vbpc.method import VBPC
@@ -47,7 +47,7 @@ class Case:
         network = ConvBN(width=self.width)
         return VBPC(steps=10**6, batch=self.batch, network=network, pool=3, updates=10**6, augmentation="none")
 
-    def data(self, count: int = 4096) -> tuple[Data, Given]:
+    def data(self, count: int = 4096) -> tuple[Data, Inputs]:
         """Return random images, and their standardisation."""
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, (count, *self.shape), dtype=np.uint8)
@@ -55,7 +55,7 @@ class Case:
             Facts(shape=self.shape, classes=10, sizes={"train": count}), Split(images, rng.permutation(count) % 10)
         )
         plugin = Standardize()
-        return data, Given(Transform(plugin, plugin.fit(data, None)))  # type: ignore[arg-type]
+        return data, Inputs(Transform(plugin, plugin.fit(data, None)))  # type: ignore[arg-type]
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -122,9 +122,9 @@ class Waiting:
 
 def run_torch(case: Case, variant: str) -> None:
     options, precision = VARIANTS[variant]
-    data, given = case.data()
+    data, inputs = case.data()
     method = replace(case.method(), **options)
-    method.distil(data, case.rows // 10, given, Waiting(precision))
+    method.distil(data, case.rows // 10, inputs, Waiting(precision))
 
 
 def run_jax(case: Case) -> None:
@@ -137,8 +137,8 @@ def run_jax(case: Case) -> None:
     from bpcbench_torch.distillation import initial_images
     from bpcbench_torch.pool import Pool
 
-    method, (data, given) = case.method(), case.data()
-    images, classes = initial_images(method, data, case.rows // 10, given, 0)
+    method, (data, inputs) = case.method(), case.data()
+    images, classes = initial_images(method, data, case.rows // 10, inputs, 0)
     targets = np.eye(10, dtype=np.float32)[classes] - np.float32(0.1)
     values = {"images": jnp.asarray(images.transpose(0, 2, 3, 1)), "targets": jnp.asarray(targets)}
     learned = {"values": values, "adam": jax_step.adam_state(values)}
@@ -149,8 +149,8 @@ def run_jax(case: Case) -> None:
         parameters, statistics = jax_step.from_torch(model)
         network = {"parameters": parameters, "statistics": statistics, "adam": jax_step.adam_state(parameters)}
         networks.append(network)
-    order = Batches(data, given.transform, size=case.batch, seed=1, device="cpu")
-    resident = jnp.asarray(given.transform.apply(data.train.images).transpose(0, 2, 3, 1))
+    order = Batches(data, inputs.transform, size=case.batch, seed=1, device="cpu")
+    resident = jnp.asarray(inputs.transform.apply(data.train.images).transpose(0, 2, 3, 1))
     labels = jnp.asarray(data.labels.astype(np.int32))
     done, before = 0, forget_peak()
     for count in counts():

@@ -173,10 +173,10 @@ class Spy(Pick):
 
     name = "spy"
 
-    def distil(self, data: Any, ipc: int, given: Any, ctx: Any) -> Any:
+    def distil(self, data: Any, ipc: int, inputs: Any, ctx: Any) -> Any:
         SEEN["data"] = [data]
-        SEEN["arrays"] = [*vars(data.train).values(), *given.transform.arrays.values()]
-        return super().distil(data, ipc, given, ctx)
+        SEEN["arrays"] = [*vars(data.train).values(), *inputs.transform.arrays.values()]
+        return super().distil(data, ipc, inputs, ctx)
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class SpyInference(Centroid):
 
     name = "spy-inference"
 
-    def fit(self, coreset: Any, network: Any, given: Any, ctx: Any) -> Any:
+    def fit(self, coreset: Any, network: Any, inputs: Any, ctx: Any) -> Any:
         SEEN["coreset"] = [coreset]
-        return super().fit(coreset, network, given, ctx)
+        return super().fit(coreset, network, inputs, ctx)
 
 
 @pytest.mark.parametrize(("split", "seen"), [("test", 40), ("validation", 36)])

@@ -86,8 +86,8 @@ class Means(bpcbench.Prerequisite):
     noise: float = option(0.1, "standard deviation")
     chunk: int = option(8, "images at a time", key=False)
 
-    def make(self, data: Any, given: Any, ctx: Any, member: str) -> Mapping[str, Any]:
-        mean = given.transform.apply(data.train.images).mean(0)
+    def make(self, data: Any, inputs: Any, ctx: Any, member: str) -> Mapping[str, Any]:
+        mean = inputs.transform.apply(data.train.images).mean(0)
         return {"mean": (mean + np.random.default_rng(ctx.seed).normal(0, self.noise, mean.shape)).astype(np.float32)}
 
 
@@ -112,9 +112,9 @@ class Pick(bpcbench.Method):
     def skip(self, facts: Any, ipc: int) -> str | None:
         return "at most 15 per class" if ipc > 15 else None
 
-    def distil(self, data: Any, ipc: int, given: Any, ctx: Any) -> bpcbench.Coreset:
+    def distil(self, data: Any, ipc: int, inputs: Any, ctx: Any) -> bpcbench.Coreset:
         rows = bpcbench.per_class(data.labels, ipc, ctx.seed)
-        images = given.transform.apply(data.train.images[rows]) + np.float32(self.rate * self.steps)
+        images = inputs.transform.apply(data.train.images[rows]) + np.float32(self.rate * self.steps)
         return bpcbench.Coreset(
             images=images, targets=data.labels[rows], class_ids=data.labels[rows], classes=data.facts.classes
         )
@@ -131,8 +131,8 @@ class Everything(Pick):
     def native(self, facts: Any, ipc: int) -> None:
         return None
 
-    def distil(self, data: Any, ipc: int, given: Any, ctx: Any) -> bpcbench.Coreset:
-        return super().distil(data, 20, given, ctx)
+    def distil(self, data: Any, ipc: int, inputs: Any, ctx: Any) -> bpcbench.Coreset:
+        return super().distil(data, 20, inputs, ctx)
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class Guided(Pick):
         members = tuple(f"{i:03d}" for i in range(self.experts))
         return {"experts": Need(Ref("means", {"chunk": self.chunk_of_means}), members)}
 
-    def distil(self, data: Any, ipc: int, given: Any, ctx: Any) -> bpcbench.Coreset:
-        mean = np.mean([given["experts"].members[m]["mean"] for m in given["experts"].members], axis=0)
-        plain = super().distil(data, ipc, given, ctx)
+    def distil(self, data: Any, ipc: int, inputs: Any, ctx: Any) -> bpcbench.Coreset:
+        mean = np.mean([inputs["experts"].members[m]["mean"] for m in inputs["experts"].members], axis=0)
+        plain = super().distil(data, ipc, inputs, ctx)
         images = (plain.images + 0.01 * mean).astype(np.float32)
         return bpcbench.Coreset(images=images, targets=plain.targets, class_ids=plain.class_ids, classes=plain.classes)
 
@@ -190,7 +190,7 @@ class Centroid(bpcbench.Inference):
     def accepts(self, offer: Any) -> str | None:
         return f"{offer.method} is too wide" if offer.network.width > 99 else None
 
-    def fit(self, coreset: Any, network: Any, given: Any, ctx: Any) -> _Near:
+    def fit(self, coreset: Any, network: Any, inputs: Any, ctx: Any) -> _Near:
         means = np.stack([coreset.images[coreset.class_ids == c].mean(0) for c in range(coreset.classes)])
         return _Near(means + np.random.default_rng(ctx.seed).normal(0, 0.01, means.shape), self.heat)
 
@@ -205,7 +205,7 @@ class Right(bpcbench.Evaluator):
     def metrics(self) -> Sequence[bpcbench.Metric]:
         return [bpcbench.Metric("right", "higher")]
 
-    def score(self, predictions: Any, given: Any) -> bpcbench.Scores:
+    def score(self, predictions: Any, inputs: Any) -> bpcbench.Scores:
         found = predictions[SplitRef()]
         return bpcbench.Scores({"right": metrics.accuracy(found.log_probs, found.labels) + self.bonus})
 
@@ -225,7 +225,7 @@ class Elsewhere(bpcbench.Evaluator):
     def metrics(self) -> Sequence[bpcbench.Metric]:
         return [bpcbench.Metric("gap", None)]
 
-    def score(self, predictions: Any, given: Any) -> bpcbench.Scores:
+    def score(self, predictions: Any, inputs: Any) -> bpcbench.Scores:
         surest = {ref: float(p.log_probs.max(1).mean()) for ref, p in predictions.items()}
         assert set(surest) == set(self.splits(None))
         return bpcbench.Scores({"gap": surest[SplitRef()] - surest[self.splits(None)[1]]})

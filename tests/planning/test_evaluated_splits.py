@@ -62,8 +62,8 @@ class Sampled(Centroid):
 
     name = "sampled"
 
-    def fit(self, coreset: Any, network: Any, given: Any, ctx: Any) -> Any:
-        near = super().fit(coreset, network, given, ctx)
+    def fit(self, coreset: Any, network: Any, inputs: Any, ctx: Any) -> Any:
+        near = super().fit(coreset, network, inputs, ctx)
 
         class Two(Predictive):
             def predict(self, images: Any) -> Any:

@@ -42,12 +42,12 @@ class Compared(bpcbench.Evaluator):
     def metrics(self) -> list[bpcbench.Metric]:
         return [bpcbench.Metric("apart", "lower"), bpcbench.Metric("rows", None)]
 
-    def score(self, predictions: Any, given: Any) -> bpcbench.Scores:
-        assert set(given.reference) == set(predictions) == set(self.splits(None))
-        ours, theirs = predictions[SplitRef()], given.reference[SplitRef()]
+    def score(self, predictions: Any, inputs: Any) -> bpcbench.Scores:
+        assert set(inputs.reference) == set(predictions) == set(self.splits(None))
+        ours, theirs = predictions[SplitRef()], inputs.reference[SplitRef()]
         np.testing.assert_array_equal(ours.labels, theirs.labels)
         apart = float(np.abs(np.exp(ours.log_probs) - np.exp(theirs.log_probs)).mean())
-        return bpcbench.Scores({"apart": apart, "rows": len(given.coreset)})
+        return bpcbench.Scores({"apart": apart, "rows": len(inputs.coreset)})
 
 
 @pytest.fixture

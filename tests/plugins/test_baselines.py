@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import bpcbench
 from bpcbench.api import Method
-from bpcbench.records import Data, Facts, Given, Ref, Split, Transform
+from bpcbench.records import Data, Facts, Inputs, Ref, Split, Transform
 from bpcbench.sampling import per_class
 from bpcbench.session import rows
 from bpcbench_baselines.herding import Herding, greedy_mean
@@ -31,10 +31,10 @@ def context(seed: int = 0) -> Any:
     return SimpleNamespace(seed=seed, device="cpu", precision="float32")
 
 
-def digits() -> tuple[Data, Given]:
+def digits() -> tuple[Data, Inputs]:
     data = Data(Digits().facts(Path()), Digits().load(Path(), "train"))
     arrays = Standardize().fit(data, context())
-    return data, Given(Transform(Standardize(), arrays))
+    return data, Inputs(Transform(Standardize(), arrays))
 
 
 def tiny(counts: list[int]) -> Data:
@@ -75,7 +75,7 @@ def test_native_is_a_plain_network_and_no_gpu_is_taken(method: Method) -> None:
 
 @pytest.mark.parametrize("method", BY_CLASS, ids=lambda method: method.name)
 def test_too_many_images_per_class_are_refused_with_a_reason(method: Method) -> None:
-    data, had = tiny([5, 2]), Given(Transform(Standardize(), {"mean": np.zeros(1), "std": np.ones(1)}))
+    data, had = tiny([5, 2]), Inputs(Transform(Standardize(), {"mean": np.zeros(1), "std": np.ones(1)}))
     assert "3 per class on average" in (method.skip(data.facts, 4) or "")
     assert method.skip(data.facts, 3) is None  # the counts are only known once labels are read
     with pytest.raises(ValueError, match="class 1 has 2 training images, fewer than the 3"):
@@ -86,7 +86,7 @@ def test_too_many_images_per_class_are_refused_with_a_reason(method: Method) -> 
 def test_a_class_without_images_is_an_error() -> None:
     data = tiny([4, 0, 4])
     with pytest.raises(ValueError, match="class 1 has 0"):
-        RandomChoice().distil(data, 1, Given(Transform(Standardize(), {})), context())
+        RandomChoice().distil(data, 1, Inputs(Transform(Standardize(), {})), context())
 
 
 def test_random_takes_the_images_that_all_methods_start_from() -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from bpcbench.records import Data, Facts, Split
-from bpcbench.testing import toy_data, toy_given
+from bpcbench.testing import toy_data, toy_inputs
 from bpcbench_torch.batches import Batches
 
 
 def batches(data: Data, size: int, **more: int) -> Batches:
-    return Batches(data, toy_given().transform, size=size, seed=3, device="cpu", **more)
+    return Batches(data, toy_inputs().transform, size=size, seed=3, device="cpu", **more)
 
 
 def numbered(count: int) -> Data:
@@ -36,7 +36,7 @@ def test_every_image_once_per_epoch_with_its_label(resident_bytes: int) -> None:
         seen = []
         for _ in range(7):
             images, labels = stream.next()
-            expected = toy_given().transform.apply(data.train.images[labels.numpy()])
+            expected = toy_inputs().transform.apply(data.train.images[labels.numpy()])
             np.testing.assert_array_equal(images.numpy(), expected)
             seen += labels.tolist()
         assert sorted(seen) == list(range(700))

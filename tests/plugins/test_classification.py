@@ -7,7 +7,7 @@ import pytest
 
 from bpcbench import metrics
 from bpcbench.figures import Curves, Reliability
-from bpcbench.records import Facts, Given, Metric, Predictions, Scores, SplitRef, Transform
+from bpcbench.records import Facts, Inputs, Metric, Predictions, Scores, SplitRef, Transform
 from bpcbench_evaluators.classification import Classification
 
 MEMBERS = np.log(np.array([[[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]], [[0.5, 0.5], [0.1, 0.9], [0.4, 0.6]]]))
@@ -17,16 +17,16 @@ FACTS = Facts(shape=(1, 8, 8), classes=2, sizes={"train": 10, "test": 3})
 
 
 @pytest.fixture
-def nothing_given() -> Given:
+def nothing_given() -> Inputs:
     """Return what an evaluator without prerequisites gets; it must not look at it."""
-    return Given(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
+    return Inputs(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
 
 
 def declared(evaluator: Classification) -> dict[str, Metric]:
     return {metric.name: metric for metric in evaluator.metrics()}
 
 
-def scored(given: Given, sampled: bool = True, bins: int = 15, legacy: bool = False) -> Scores:
+def scored(inputs: Inputs, sampled: bool = True, bins: int = 15, legacy: bool = False) -> Scores:
     evaluator = Classification(bins=bins, legacy=legacy)
     (split,) = evaluator.splits(FACTS)
     predictions = Predictions(
@@ -34,10 +34,10 @@ def scored(given: Given, sampled: bool = True, bins: int = 15, legacy: bool = Fa
         labels=LABELS,
         member_log_likelihood=MEMBERS[:, np.arange(3), LABELS].astype(np.float32) if sampled else None,
     )
-    return evaluator.score({split: predictions}, given)
+    return evaluator.score({split: predictions}, inputs)
 
 
-def test_metrics_by_hand(nothing_given: Given) -> None:
+def test_metrics_by_hand(nothing_given: Inputs) -> None:
     result = scored(nothing_given).metrics
     assert result["acc"] == pytest.approx(2 / 3)
     assert result["nll"] == pytest.approx(-np.log(0.7 * 0.7 * 0.3) / 3)
@@ -50,11 +50,11 @@ def test_metrics_by_hand(nothing_given: Given) -> None:
     assert set(result) == {*ALWAYS, "member_nll"}
 
 
-def test_an_inference_without_members_has_nothing_of_members(nothing_given: Given) -> None:
+def test_an_inference_without_members_has_nothing_of_members(nothing_given: Inputs) -> None:
     assert set(scored(nothing_given, sampled=False, legacy=True).metrics) == ALWAYS
 
 
-def test_the_legacy_nll_is_there_when_asked_for(nothing_given: Given) -> None:
+def test_the_legacy_nll_is_there_when_asked_for(nothing_given: Inputs) -> None:
     result = scored(nothing_given, legacy=True).metrics
     means = [np.log(0.9 * 0.5 * 0.2) / 3, np.log(0.5 * 0.9 * 0.4) / 3]
     assert result["nll_batch128"] == pytest.approx(-np.log(np.mean(np.exp(means))))
@@ -63,7 +63,7 @@ def test_the_legacy_nll_is_there_when_asked_for(nothing_given: Given) -> None:
     assert "nll_batch128" in declared(Classification(legacy=True))
 
 
-def test_the_temperature_is_fitted_on_held_out_data(nothing_given: Given) -> None:
+def test_the_temperature_is_fitted_on_held_out_data(nothing_given: Inputs) -> None:
     rng = np.random.default_rng(0)
 
     def overconfident(n: int) -> Predictions:
@@ -92,13 +92,13 @@ def test_the_temperature_is_fitted_on_held_out_data(nothing_given: Given) -> Non
     )
 
 
-def test_without_held_out_predictions_there_is_no_temperature(nothing_given: Given) -> None:
+def test_without_held_out_predictions_there_is_no_temperature(nothing_given: Inputs) -> None:
     predictions = Predictions(log_probs=np.log(np.full((2, 2), 0.5)), labels=np.array([0, 1]))
     result = Classification(temperature=True).score({SplitRef(): predictions}, nothing_given).metrics
     assert set(result) == ALWAYS
 
 
-def test_figures_follow_the_bins(nothing_given: Given) -> None:
+def test_figures_follow_the_bins(nothing_given: Inputs) -> None:
     result = scored(nothing_given, bins=4)
     assert list(result.figures) == ["reliability", "risk_coverage"]
     bars, curves = result.figures.values()
@@ -110,7 +110,7 @@ def test_figures_follow_the_bins(nothing_given: Given) -> None:
     assert curves.series["in any order"].y == pytest.approx((1 / 3, 1 / 3))
 
 
-def test_a_large_split_has_a_small_curve(nothing_given: Given) -> None:
+def test_a_large_split_has_a_small_curve(nothing_given: Inputs) -> None:
     log_probs = np.log(np.random.default_rng(0).dirichlet(np.ones(3), 5000))
     predictions = {SplitRef(): Predictions(log_probs=log_probs, labels=np.arange(5000) % 3)}
     result = Classification().score(predictions, nothing_given)
@@ -122,20 +122,20 @@ def test_a_large_split_has_a_small_curve(nothing_given: Given) -> None:
     assert line.y[-1] == pytest.approx(1 - result.metrics["acc"])
 
 
-def test_ece_uses_the_bins(nothing_given: Given) -> None:
+def test_ece_uses_the_bins(nothing_given: Inputs) -> None:
     log_probs = np.log(np.array([[0.6, 0.4], [0.9, 0.1]]))
     predictions = {SplitRef(): Predictions(log_probs=log_probs, labels=np.array([1, 0]))}
     assert Classification(bins=1).score(predictions, nothing_given).metrics["ece"] == pytest.approx(0.25)
     assert Classification(bins=10).score(predictions, nothing_given).metrics["ece"] == pytest.approx(0.35)
 
 
-def test_a_split_without_labels_is_refused(nothing_given: Given) -> None:
+def test_a_split_without_labels_is_refused(nothing_given: Inputs) -> None:
     unlabelled = Predictions(log_probs=np.zeros((2, 1)), labels=None)
     with pytest.raises(ValueError, match="with labels"):
         Classification().score({SplitRef(): unlabelled}, nothing_given)
 
 
-def test_every_ranked_metric_has_a_direction(nothing_given: Given) -> None:
+def test_every_ranked_metric_has_a_direction(nothing_given: Inputs) -> None:
     metrics = declared(Classification(legacy=True, temperature=True))
     assert set(scored(nothing_given, legacy=True).metrics) == set(metrics) - {"nll_ts", "temperature"}
     higher = {name for name, metric in metrics.items() if metric.direction == "higher"}

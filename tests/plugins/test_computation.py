@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bpcbench.errors import UserError
 from bpcbench.planning.spec import Spec
-from bpcbench.testing import MethodConformance, context, toy_data, toy_given
+from bpcbench.testing import MethodConformance, context, toy_data, toy_inputs
 from bpcbench_distill.method import FRePo
 from bpcbench_torch import computation
 from bpcbench_torch.computation import Compiled, Computation
@@ -121,7 +121,7 @@ def test_a_missing_compiler_is_one_clear_message(tmp_path):
         torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
         pytest.raises(UserError, match=r"`compile: true` needs a C\+\+ compiler"),
     ):
-        SHORT.distil(toy_data(), 2, toy_given(), context(tmp_path))
+        SHORT.distil(toy_data(), 2, toy_inputs(), context(tmp_path))
 
 
 SUITE = """

@@ -164,7 +164,7 @@ class Probe(bpcbench.Inference):
     name: ClassVar[str] = "probe"
     resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
 
-    def fit(self, coreset: Any, network: Any, given: Any, ctx: Any) -> bpcbench.Predictive:
+    def fit(self, coreset: Any, network: Any, inputs: Any, ctx: Any) -> bpcbench.Predictive:
         return Odds()
 
 

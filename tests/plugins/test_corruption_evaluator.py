@@ -10,7 +10,7 @@ import pytest
 from bpcbench import metrics
 from bpcbench.errors import Mistakes, UserError
 from bpcbench.figures import Curves
-from bpcbench.records import Facts, Given, Predictions, PublishedQuery, Ref, Scores, SplitRef, Transform
+from bpcbench.records import Facts, Inputs, Predictions, PublishedQuery, Ref, Scores, SplitRef, Transform
 from bpcbench.reporting import Place, Row, build, render
 from bpcbench.suite.files import load
 from bpcbench.testing import EvaluatorConformance
@@ -18,7 +18,7 @@ from bpcbench_evaluators.corruption import MEASURES, PAPER, CorruptionShift
 from bpcbench_vbpc.published import publication
 
 FACTS = Facts(shape=(1, 4, 4), classes=3, sizes={"train": 9, "test": 90}, name="tiles", options={"file": "x"})
-NOTHING = Given(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
+NOTHING = Inputs(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
 
 
 class TestConformance(EvaluatorConformance):

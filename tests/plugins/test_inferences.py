@@ -14,7 +14,7 @@ import torch
 from bpcbench.api import Network
 from bpcbench.records import Convention, Coreset, Facts, Offer
 from bpcbench.sampling import per_class
-from bpcbench.testing import toy_given
+from bpcbench.testing import toy_inputs
 from bpcbench_data.digits import Digits
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork, ConvNN
@@ -75,7 +75,7 @@ def accuracy(log_probs: np.ndarray, labels: np.ndarray) -> float:
 def test_the_whole_of_digits_is_learned() -> None:
     images, labels = digits("test")
     predictive = NetworkInference(steps=100, lr=3e-3, cosine=True).fit(
-        coreset(None), ConvBN(width=32), toy_given(), Recorder()
+        coreset(None), ConvBN(width=32), toy_inputs(), Recorder()
     )
     assert accuracy(predictive.log_probs(images), labels) >= 0.95
 
@@ -83,7 +83,7 @@ def test_the_whole_of_digits_is_learned() -> None:
 @pytest.mark.parametrize("convention", ["class", "probabilities", "centred"])
 def test_ten_images_per_class_are_far_above_chance(convention: Convention) -> None:
     images, labels = digits("test")
-    predictive = NetworkInference(steps=60).fit(coreset(10, convention), ConvBN(width=16), toy_given(), Recorder())
+    predictive = NetworkInference(steps=60).fit(coreset(10, convention), ConvBN(width=16), toy_inputs(), Recorder())
     log_probs = predictive.log_probs(images)
     assert accuracy(log_probs, labels) >= 0.7
     np.testing.assert_allclose(np.exp(log_probs).sum(1), 1, atol=1e-5)
@@ -93,7 +93,7 @@ def test_ten_images_per_class_are_far_above_chance(convention: Convention) -> No
 @pytest.mark.parametrize("network", FAMILY)
 def test_rows_do_not_depend_on_the_batch(network: type[ConvNetwork], inference: Any) -> None:
     images, _ = digits("test")
-    predictive = inference.fit(coreset(3), network(width=8), toy_given(), Recorder())
+    predictive = inference.fit(coreset(3), network(width=8), toy_inputs(), Recorder())
     together = predictive.log_probs(images)
     assert together.shape == ((2, 360, 10) if inference.sampled else (360, 10))
     assert together.dtype == np.float32
@@ -107,12 +107,12 @@ def test_rows_do_not_depend_on_the_batch(network: type[ConvNetwork], inference: 
 @pytest.mark.parametrize("network", FAMILY)
 def test_a_fit_comes_back_from_its_arrays_bit_by_bit(network: type[ConvNetwork], inference: Any) -> None:
     images, _ = digits("test")
-    fitted = inference.fit(coreset(1), network(width=8), toy_given(), Recorder())
+    fitted = inference.fit(coreset(1), network(width=8), toy_inputs(), Recorder())
     arrays = fitted.arrays()
     assert all(isinstance(array, np.ndarray) and array.flags.c_contiguous for array in arrays.values())
     for array in arrays.values():
         array.flags.writeable = False  # as the store hands them out
-    restored = inference.restore(arrays, coreset(1), network(width=8), toy_given(), Recorder())
+    restored = inference.restore(arrays, coreset(1), network(width=8), toy_inputs(), Recorder())
     np.testing.assert_array_equal(restored.log_probs(images), fitted.log_probs(images))
 
 
@@ -121,7 +121,7 @@ def test_a_seed_decides_the_fit_and_the_global_generator_is_untouched() -> None:
     inference = NetworkInference(steps=5, batch_size=16)
     before = torch.get_rng_state()
     first, again, other = (
-        inference.fit(coreset(3), ConvBN(width=4), toy_given(), Recorder(seed)).log_probs(images) for seed in (1, 1, 2)
+        inference.fit(coreset(3), ConvBN(width=4), toy_inputs(), Recorder(seed)).log_probs(images) for seed in (1, 1, 2)
     )
     assert torch.equal(before, torch.get_rng_state())
     np.testing.assert_array_equal(first, again)
@@ -130,7 +130,7 @@ def test_a_seed_decides_the_fit_and_the_global_generator_is_untouched() -> None:
 
 def test_members_have_their_own_seeds_and_loops() -> None:
     ctx = Recorder(9)
-    predictive = Ensemble(steps=4, members=3).fit(coreset(1), ConvNN(width=4), toy_given(), ctx)
+    predictive = Ensemble(steps=4, members=3).fit(coreset(1), ConvNN(width=4), toy_inputs(), ctx)
     assert len(ctx.states) == 3
     assert len(ctx.losses) == 12
     members = predictive.log_probs(digits("test")[0])
@@ -143,7 +143,7 @@ def test_members_have_their_own_seeds_and_loops() -> None:
 
 def test_every_step_is_logged_without_synchronising_and_all_that_changes_is_in_the_state() -> None:
     ctx = Recorder()
-    NetworkInference(steps=7, batch_size=16).fit(coreset(3), ConvBN(width=4), toy_given(), ctx)
+    NetworkInference(steps=7, batch_size=16).fit(coreset(3), ConvBN(width=4), toy_inputs(), ctx)
     assert len(ctx.losses) == 7
     assert all(isinstance(loss, torch.Tensor) and not loss.requires_grad for loss in ctx.losses)
     assert set(ctx.states[0]) == {"model", "optimizer", "generator", "order"}
@@ -242,13 +242,13 @@ def test_cosine_falls_from_the_learning_rate_to_zero() -> None:
 def test_bf16_trains_and_other_precisions_are_refused() -> None:
     ctx = Recorder()
     ctx.precision = "bf16"
-    fitted = NetworkInference(steps=40).fit(coreset(5), ConvBN(width=8), toy_given(), ctx)
+    fitted = NetworkInference(steps=40).fit(coreset(5), ConvBN(width=8), toy_inputs(), ctx)
     assert all(array.dtype == np.float32 for name, array in (fitted.arrays() or {}).items() if "tracked" not in name)
     images, labels = digits("test")
     assert accuracy(fitted.log_probs(images), labels) > 0.5
     ctx.precision = "int4"
     with pytest.raises(ValueError, match="float32 or bf16, not in 'int4'"):
-        NetworkInference(steps=1).fit(coreset(1), ConvBN(width=4), toy_given(), ctx)
+        NetworkInference(steps=1).fit(coreset(1), ConvBN(width=4), toy_inputs(), ctx)
 
 
 def test_accepts_gives_a_reason() -> None:
@@ -270,6 +270,6 @@ def test_accepts_gives_a_reason() -> None:
 def test_it_trains_on_the_contexts_device() -> None:
     ctx = Recorder()
     ctx.device = "cuda"
-    fitted = NetworkInference(steps=40).fit(coreset(5), ConvBN(width=8), toy_given(), ctx)
+    fitted = NetworkInference(steps=40).fit(coreset(5), ConvBN(width=8), toy_inputs(), ctx)
     images, labels = digits("test")
     assert accuracy(fitted.log_probs(images), labels) > 0.5

@@ -17,14 +17,14 @@ from bpcbench import metrics, session
 from bpcbench.errors import UserError
 from bpcbench.figures import Curves
 from bpcbench.planning.stages import ScoreStage
-from bpcbench.records import Array, Facts, Given, Predictions, Ref, SplitRef, Transform
+from bpcbench.records import Array, Facts, Inputs, Predictions, Ref, SplitRef, Transform
 from bpcbench.registry.discovery import Registry
 from bpcbench.running.predictions import read_predictions
 from bpcbench.store.store import Store
 from bpcbench.testing import EvaluatorConformance
 from bpcbench_evaluators.ood import SCORES, SETS, OutOfDistribution
 
-NOTHING = Given(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
+NOTHING = Inputs(Transform(plugin=None, arrays={}))  # type: ignore[arg-type]
 OTHER = SplitRef("test", Ref("other"))
 
 

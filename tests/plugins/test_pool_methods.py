@@ -11,9 +11,9 @@ import torch
 
 from bpcbench import metrics
 from bpcbench.data.splits import load_split, training_data
-from bpcbench.records import Given, Transform
+from bpcbench.records import Inputs, Transform
 from bpcbench.sampling import per_class
-from bpcbench.testing import InferenceConformance, MethodConformance, context, toy_coreset, toy_data, toy_given
+from bpcbench.testing import InferenceConformance, MethodConformance, context, toy_coreset, toy_data, toy_inputs
 from bpcbench_data.digits import Digits
 from bpcbench_distill.inference import RegressionInference
 from bpcbench_distill.method import FRePo
@@ -79,7 +79,7 @@ def digits():
 
 def score(digits, coreset, inference, tmp_path):
     _, transform, held = digits
-    fitted = inference.fit(coreset, ConvBN(width=16), toy_given(), context(tmp_path))
+    fitted = inference.fit(coreset, ConvBN(width=16), toy_inputs(), context(tmp_path))
     log_probs = fitted.predict(transform.apply(held.images)).log_probs
     return metrics.accuracy(log_probs, held.labels), metrics.nll(log_probs, held.labels)
 
@@ -106,7 +106,7 @@ def test_it_learns_on_digits(digits, method, inference, tmp_path):
         kept[step] = coreset
 
     ctx = context(tmp_path / "distil", keep_snapshot=keep)
-    learned = method.distil(data, 1, Given(transform), ctx)
+    learned = method.distil(data, 1, Inputs(transform), ctx)
     before = score(digits, replace(kept[0], recipe=learned.recipe), inference, tmp_path / "before")
     after = score(digits, learned, inference, tmp_path / "after")
     assert after[0] > before[0] + 0.1
@@ -115,7 +115,7 @@ def test_it_learns_on_digits(digits, method, inference, tmp_path):
 
 def test_the_predictive_keeps_the_variance_and_gives_the_posterior(tmp_path):
     coreset = toy_coreset()
-    fitted = VariationalInference(steps=3).fit(coreset, SMALL, toy_given(), context(tmp_path))
+    fitted = VariationalInference(steps=3).fit(coreset, SMALL, toy_inputs(), context(tmp_path))
     images = coreset.images[:4]
     predicted = fitted.predict(images)
     mean, covariance = fitted.full()
@@ -131,8 +131,8 @@ def test_the_predictive_keeps_the_variance_and_gives_the_posterior(tmp_path):
 def test_monte_carlo_agrees_with_mean_field_where_the_variance_is_small(tmp_path):
     plain = VariationalInference(steps=3, rho=1000.0)
     sampled = replace(plain, samples=20_000)
-    a = plain.fit(toy_coreset(), SMALL, toy_given(), context(tmp_path / "a")).predict(toy_coreset().images).log_probs
-    b = sampled.fit(toy_coreset(), SMALL, toy_given(), context(tmp_path / "b")).predict(toy_coreset().images).log_probs
+    a = plain.fit(toy_coreset(), SMALL, toy_inputs(), context(tmp_path / "a")).predict(toy_coreset().images).log_probs
+    b = sampled.fit(toy_coreset(), SMALL, toy_inputs(), context(tmp_path / "b")).predict(toy_coreset().images).log_probs
     np.testing.assert_allclose(a, b, atol=0.02)
 
 
@@ -146,8 +146,8 @@ def test_options_left_open_come_from_the_recipe():
 
 def test_naive_and_efficient_distil_the_same(tmp_path):
     method = VBPC(steps=3, network=SMALL, batch=16, pool=2, updates=5, augmentation="none")
-    fast = method.distil(toy_data(), 2, toy_given(), context(tmp_path / "a"))
-    slow = replace(method, naive=True).distil(toy_data(), 2, toy_given(), context(tmp_path / "b"))
+    fast = method.distil(toy_data(), 2, toy_inputs(), context(tmp_path / "a"))
+    slow = replace(method, naive=True).distil(toy_data(), 2, toy_inputs(), context(tmp_path / "b"))
     np.testing.assert_allclose(fast.images, slow.images, atol=2e-3)
     np.testing.assert_allclose(fast.targets, slow.targets, atol=2e-3)
 
@@ -207,7 +207,7 @@ def test_all_methods_start_from_the_same_images(digits, tmp_path):
             kept[step] = coreset
 
         ctx = context(tmp_path / str(index), keep_snapshot=keep)
-        replace(method, batch=8).distil(data, 3, Given(transform), ctx)
+        replace(method, batch=8).distil(data, 3, Inputs(transform), ctx)
         started.append(kept[0].images)
     random = transform.apply(data.train.images[per_class(data.labels, 3, 0)])
     np.testing.assert_array_equal(started[0], random)

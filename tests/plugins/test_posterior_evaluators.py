@@ -16,10 +16,21 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from bpcbench.errors import UserError
 from bpcbench.planning.plan import Plan, make
 from bpcbench.planning.stages import PredictStage
-from bpcbench.records import Coreset, Data, Facts, Given, Made, Predictions, Ref, Split, SplitRef, Transform
+from bpcbench.records import (
+    Coreset,
+    Data,
+    Facts,
+    Inputs,
+    Predictions,
+    PrerequisiteOutput,
+    Ref,
+    Split,
+    SplitRef,
+    Transform,
+)
 from bpcbench.registry.discovery import Registry
 from bpcbench.suite.files import load
-from bpcbench.testing import EvaluatorConformance, Scale, toy_coreset, toy_data, toy_given
+from bpcbench.testing import EvaluatorConformance, Scale, toy_coreset, toy_data, toy_inputs
 from bpcbench_evaluators.linear_posterior import Gaussian, LinearMoments, LinearPosterior, Moments
 from bpcbench_evaluators.posterior import Posterior, agreement, total_variation
 from bpcbench_torch.samplers import HMCInference, SGHMCInference
@@ -32,8 +43,8 @@ def predicted(seed: int, labels: Any = None, rows: int = 50) -> Predictions:
     return Predictions(log_softmax(logits, 1).astype(np.float32), labels)
 
 
-def given(reference: Predictions) -> Given:
-    return Given(Transform(Scale(), {}), reference={SplitRef(): reference})
+def inputs(reference: Predictions) -> Inputs:
+    return Inputs(Transform(Scale(), {}), reference={SplitRef(): reference})
 
 
 def test_agreement_and_total_variation_by_hand() -> None:
@@ -60,21 +71,21 @@ def test_total_variation_is_a_distance_of_probabilities() -> None:
 def test_the_score_compares_with_the_reference() -> None:
     labels = np.arange(50) % 3
     cell, reference = predicted(0, labels), predicted(1, labels)
-    found = Posterior().score({SplitRef(): cell}, given(reference)).metrics
+    found = Posterior().score({SplitRef(): cell}, inputs(reference)).metrics
     directions = {metric.name: metric.direction for metric in Posterior().metrics()}
     assert set(found) == set(directions)
     assert found["agreement"] == np.mean(cell.log_probs.argmax(1) == reference.log_probs.argmax(1))
     assert found["reference_acc"] == np.mean(reference.log_probs.argmax(1) == labels)
-    same = Posterior().score({SplitRef(): cell}, given(cell)).metrics
+    same = Posterior().score({SplitRef(): cell}, inputs(cell)).metrics
     assert (same["agreement"], same["total_variation"]) == (1.0, 0.0)
-    assert set(Posterior().score({SplitRef(): predicted(0)}, given(predicted(1))).metrics) == {
+    assert set(Posterior().score({SplitRef(): predicted(0)}, inputs(predicted(1))).metrics) == {
         "agreement", "total_variation"
     }  # fmt: skip
     assert directions == {
         "agreement": "higher", "total_variation": "lower", "reference_acc": None, "reference_nll": None
     }  # fmt: skip
     with pytest.raises(ValueError, match="not of the same images"):
-        Posterior().score({SplitRef(): cell}, given(predicted(1, rows=49)))
+        Posterior().score({SplitRef(): cell}, inputs(predicted(1, rows=49)))
 
 
 def test_it_asks_for_all_data_under_its_inference_with_the_cells_network() -> None:
@@ -82,25 +93,25 @@ def test_it_asks_for_all_data_under_its_inference_with_the_cells_network() -> No
     assert (wanted.method, wanted.inference, wanted.network) == (Ref("whole"), HMCInference(leapfrog=7), None)
 
 
-def moments(data: Data) -> Given:
-    made = LinearMoments().make(data, toy_given(), None, "final")  # type: ignore[arg-type]
-    return Given(toy_given().transform, {"moments": Made(LinearMoments(), "", {"final": made})})
+def moments(data: Data) -> Inputs:
+    made = LinearMoments().make(data, toy_inputs(), None, "final")  # type: ignore[arg-type]
+    return Inputs(toy_inputs().transform, {"moments": PrerequisiteOutput(LinearMoments(), "", {"final": made})})
 
 
-def kl_of(evaluator: LinearPosterior, coreset: Coreset, had: Given) -> dict[str, float]:
-    full = Given(had.transform, had.made, coreset=coreset)
+def kl_of(evaluator: LinearPosterior, coreset: Coreset, had: Inputs) -> dict[str, float]:
+    full = Inputs(had.transform, had.made, coreset=coreset)
     return dict(evaluator.score({}, full).metrics)
 
 
 class TestLinear(EvaluatorConformance):
     plugin = LinearPosterior(rho=2.0)
 
-    def given(self) -> Given:
+    def inputs(self) -> Inputs:
         had = moments(toy_data())
-        return Given(had.transform, had.made, coreset=toy_coreset())
+        return Inputs(had.transform, had.made, coreset=toy_coreset())
 
     def test_metrics(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bpcbench.testing.toy_given", self.given)
+        monkeypatch.setattr("bpcbench.testing.toy_given", self.inputs)
         super().test_metrics()
 
 

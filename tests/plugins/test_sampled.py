@@ -16,7 +16,7 @@ from torch import nn
 from bpcbench.api import Network
 from bpcbench.errors import NotFinite
 from bpcbench.records import Convention, Coreset, Facts, Offer
-from bpcbench.testing import InferenceConformance, context, toy_coreset, toy_given
+from bpcbench.testing import InferenceConformance, context, toy_coreset, toy_inputs
 from bpcbench_torch import diagnostics
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.inferences import Ensemble
@@ -99,7 +99,7 @@ def test_linear_regression_has_its_exact_posterior(inference: Sampler, temperatu
     targets = (images.reshape(30, 4) @ rng.normal(size=(4, 2)) + 0.3 * rng.normal(size=(30, 2))).astype(np.float32)
     small = Coreset(images=images, targets=targets, class_ids=np.zeros(30, np.int64), classes=2, convention="centred")
     inference = replace(inference, temperature=temperature, prior="gaussian", weight_decay=4.0)
-    fitted = inference.fit(small, Linear(), toy_given(), Noting())
+    fitted = inference.fit(small, Linear(), toy_inputs(), Noting())
     draws = (fitted.arrays() or {})["theta"].reshape(inference.chains, inference.samples, 10).astype(np.float64)
     inputs = np.hstack([images.reshape(30, 4), np.ones((30, 1))]).astype(np.float64)
     precision = (inputs.T @ inputs + 4 * np.eye(5)) / temperature
@@ -183,7 +183,7 @@ def test_a_prior_that_does_not_know_the_size_of_the_network_leaves_small_ones_al
     losses, norms = {}, {}
     for weight in (1.5, None):
         ctx = Noting()
-        replace(chains, weight_decay=weight).fit(toy_coreset(), ConvIN(width=8), toy_given(), ctx)
+        replace(chains, weight_decay=weight).fit(toy_coreset(), ConvIN(width=8), toy_inputs(), ctx)
         losses[weight], norms[weight] = ctx.curves["loss"][-1], ctx.curves["norm"]
     assert losses[1.5] == pytest.approx(np.log(3), abs=0.02)
     assert norms[1.5][-1] < 0.3 * norms[1.5][0]
@@ -195,7 +195,7 @@ def test_a_prior_that_does_not_know_the_size_of_the_network_leaves_small_ones_al
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_every_convention_is_sampled_and_averaged(inference: Sampler, convention: Convention) -> None:
     small = labelled(convention, 9)
-    log_probs = inference.fit(small, ConvBN(width=4), toy_given(), Noting()).log_probs(small.images)
+    log_probs = inference.fit(small, ConvBN(width=4), toy_inputs(), Noting()).log_probs(small.images)
     assert log_probs.shape == (6, 9, 3)
     np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1, atol=1e-5)
     assert len({member.tobytes() for member in log_probs}) > (5 if inference.name == "sghmc" else 1)
@@ -204,7 +204,7 @@ def test_every_convention_is_sampled_and_averaged(inference: Sampler, convention
 @each_sampler
 def test_batchnorm_statistics_are_each_samples_own_of_the_coreset(inference: Sampler) -> None:
     small = toy_coreset()
-    arrays = inference.fit(small, ConvBN(width=4), toy_given(), Noting()).arrays() or {}
+    arrays = inference.fit(small, ConvBN(width=4), toy_inputs(), Noting()).arrays() or {}
     model = ConvBN(width=4).build((1, 8, 8), 3, 0)
     names = [name for name, _ in model.named_parameters()]
     assert len(arrays["theta"]) == 6
@@ -227,9 +227,9 @@ def test_batchnorm_statistics_are_each_samples_own_of_the_coreset(inference: Sam
 @each_sampler
 def test_samples_on_disk_are_those_in_memory_and_need_not_be_kept(inference: Sampler, tmp_path: Path) -> None:
     small = toy_coreset()
-    memory = inference.fit(small, ConvNN(width=4), toy_given(), Noting())
+    memory = inference.fit(small, ConvNN(width=4), toy_inputs(), Noting())
     disk = replace(inference, samples_in="disk", keep=False).fit(
-        small, ConvNN(width=4), toy_given(), Noting(scratch=tmp_path)
+        small, ConvNN(width=4), toy_inputs(), Noting(scratch=tmp_path)
     )
     assert len(list(tmp_path.glob("*.npy"))) == inference.samples
     np.testing.assert_array_equal(memory.log_probs(small.images), disk.log_probs(small.images))
@@ -253,8 +253,8 @@ def test_samples_on_disk_that_are_gone_are_noticed(tmp_path: Path) -> None:
 @each_sampler
 def test_chains_start_where_an_ensemble_does_and_have_their_own_noise(inference: Sampler) -> None:
     assert inference.seeds(5) == Ensemble(members=2).seeds(5)
-    longer = replace(inference, chains=3).fit(toy_coreset(), ConvNN(width=4), toy_given(), Noting()).arrays() or {}
-    shorter = inference.fit(toy_coreset(), ConvNN(width=4), toy_given(), Noting()).arrays() or {}
+    longer = replace(inference, chains=3).fit(toy_coreset(), ConvNN(width=4), toy_inputs(), Noting()).arrays() or {}
+    shorter = inference.fit(toy_coreset(), ConvNN(width=4), toy_inputs(), Noting()).arrays() or {}
     np.testing.assert_array_equal(longer["theta"][:6], shorter["theta"])
 
 
@@ -262,7 +262,7 @@ def test_chains_start_where_an_ensemble_does_and_have_their_own_noise(inference:
 def test_the_curves_tell_how_the_chains_are_doing(inference: Sampler) -> None:
     ctx = Noting()
     inference = replace(inference, samples=6)
-    inference.fit(toy_coreset(), ConvBN(width=4), toy_given(), ctx)
+    inference.fit(toy_coreset(), ConvBN(width=4), toy_inputs(), ctx)
     steps = inference.burn + inference.samples * inference.thin
     for name in ("energy", "loss", "worst_loss", "norm"):
         assert len(ctx.curves[name]) == steps
@@ -272,14 +272,14 @@ def test_the_curves_tell_how_the_chains_are_doing(inference: Sampler) -> None:
     assert ctx.curves["rhat"] >= ctx.curves["rhat_median"] >= [0.9]
     assert [0] < ctx.curves["ess"] <= ctx.curves["ess_median"]
     few = Noting()
-    replace(inference, samples=3).fit(toy_coreset(), ConvBN(width=4), toy_given(), few)
+    replace(inference, samples=3).fit(toy_coreset(), ConvBN(width=4), toy_inputs(), few)
     assert "rhat" not in few.curves
 
 
 def test_a_large_coreset_is_sampled_in_batches(tmp_path: Path) -> None:
     whole = toy_coreset(per_class=30)
     drawn = SGHMCInference(chains=2, samples=4, burn=60, thin=5, batch_size=30)
-    log_probs = drawn.fit(whole, ConvBN(width=8), toy_given(), context(tmp_path)).log_probs(whole.images)
+    log_probs = drawn.fit(whole, ConvBN(width=8), toy_inputs(), context(tmp_path)).log_probs(whole.images)
     assert (log_probs.mean(0).argmax(1) == whole.targets).mean() > 0.9
 
 
@@ -314,13 +314,13 @@ def test_other_frameworks_and_precisions_are_refused(inference: Sampler) -> None
     ctx = Noting()
     ctx.precision = "bf16"
     with pytest.raises(ValueError, match="float32, not in 'bf16'"):
-        inference.fit(toy_coreset(), ConvNN(width=4), toy_given(), ctx)
+        inference.fit(toy_coreset(), ConvNN(width=4), toy_inputs(), ctx)
 
 
 def test_chains_that_stand_still_at_places_of_their_own_are_told_and_do_not_end_the_stage() -> None:
     ctx = Noting()
     stuck = HMCInference(chains=2, samples=4, burn=0, leapfrog=2, lr=1e6, acceptance=0.0)
-    stuck.fit(toy_coreset(), ConvNN(width=4), toy_given(), ctx)
+    stuck.fit(toy_coreset(), ConvNN(width=4), toy_inputs(), ctx)
     assert ctx.curves["acceptance"] == [0.0] * 4
     assert 1e3 < ctx.curves["rhat"][0] < np.inf
 
@@ -328,7 +328,7 @@ def test_chains_that_stand_still_at_places_of_their_own_are_told_and_do_not_end_
 def test_chains_that_diverge_say_what_helps(tmp_path: Path) -> None:
     coreset, wild = toy_coreset(), SGHMCInference(lr=1e6, chains=1, samples=4, burn=100, thin=1)
     with pytest.raises(NotFinite, match=r"energy is (inf|nan) at step \d+ of 1 chains: .*smaller `lr`"):
-        wild.fit(coreset, ConvNN(width=4), toy_given(), context(tmp_path))
+        wild.fit(coreset, ConvNN(width=4), toy_inputs(), context(tmp_path))
 
 
 @each_sampler
@@ -336,12 +336,12 @@ def test_standardised_targets_are_sampled_alike_whatever_their_size(inference: S
     small, factor = labelled("centred", 9), 64.0  # a power of two: divisions are exact
     large = replace(small, targets=small.targets * np.float32(factor))
     plain, inference = inference, replace(inference, standardise=True)
-    fitted, other = (inference.fit(coreset, ConvBN(width=4), toy_given(), Noting()) for coreset in (small, large))
+    fitted, other = (inference.fit(coreset, ConvBN(width=4), toy_inputs(), Noting()) for coreset in (small, large))
     assert np.array_equal((fitted.arrays() or {})["theta"], (other.arrays() or {})["theta"])
     assert other.scale == factor * fitted.scale
     assert fitted.scale == pytest.approx(np.sqrt(np.mean(small.targets**2)))
     expected = log_softmax(factor * fitted.log_probs(small.images), -1)
     np.testing.assert_allclose(other.log_probs(small.images), expected, rtol=1e-4, atol=1e-4)
-    again = inference.restore(other.arrays() or {}, large, ConvBN(width=4), toy_given(), Noting())
+    again = inference.restore(other.arrays() or {}, large, ConvBN(width=4), toy_inputs(), Noting())
     assert np.array_equal(again.log_probs(small.images), other.log_probs(small.images))
     assert (plain.scale(large), inference.scale(toy_coreset())) == (1.0, 1.0)

@@ -251,7 +251,7 @@ class Many(Method):
     folder: Path = option(Path("a"), "somewhere")
     net: Any = refers("network", "line", "a network", width=3)
 
-    def distil(self, data: Any, ipc: int, given: Any, ctx: Any) -> Any:
+    def distil(self, data: Any, ipc: int, inputs: Any, ctx: Any) -> Any:
         raise NotImplementedError
 
 

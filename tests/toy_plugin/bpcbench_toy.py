@@ -71,8 +71,8 @@ class ToyMeans(bpcbench.Prerequisite):
     name: ClassVar[str] = "toy-means"
     steps: int = 40
 
-    def make(self, data, given, ctx, member):
-        images = given.transform.apply(data.train.images)
+    def make(self, data, inputs, ctx, member):
+        images = inputs.transform.apply(data.train.images)
         rng = np.random.default_rng(ctx.seed)
         means = np.zeros((2, *data.facts.shape), np.float32)
         count("prerequisite", member)
@@ -90,10 +90,10 @@ class ToyMeans(bpcbench.Prerequisite):
         return {"means": means}
 
 
-def real(data, given, ipc, seed):
+def real(data, inputs, ipc, seed):
     """Return a coreset of real images."""
     rows = bpcbench.per_class(data.labels, ipc, seed)
-    images = given.transform.apply(data.train.images[rows])
+    images = inputs.transform.apply(data.train.images[rows])
     return bpcbench.Coreset(images=images, targets=data.labels[rows], class_ids=data.labels[rows], classes=2)
 
 
@@ -105,10 +105,10 @@ class ToyReal(bpcbench.Method):
     resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
     wait: float = 0.0
 
-    def distil(self, data, ipc, given, ctx):
+    def distil(self, data, ipc, inputs, ctx):
         count("coreset", ctx.seed)
         time.sleep(self.wait)
-        return real(data, given, ipc, ctx.seed)
+        return real(data, inputs, ipc, ctx.seed)
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,13 @@ class ToyAdam(bpcbench.Method):
     def prerequisites(self, facts, ipc):
         return {"means": bpcbench.Need(bpcbench.Ref("toy-means"))}
 
-    def distil(self, data, ipc, given, ctx):
+    def distil(self, data, ipc, inputs, ctx):
         import torch
 
         count("coreset", self.lr)
         count("worker", self.lr, os.getpid())
-        start = real(data, given, ipc, ctx.seed)
-        target = torch.tensor(given["means"].members["final"]["means"])[torch.tensor(start.targets)]
+        start = real(data, inputs, ipc, ctx.seed)
+        target = torch.tensor(inputs["means"].members["final"]["means"])[torch.tensor(start.targets)]
         images = torch.tensor(start.images).requires_grad_()
         ours, theirs = torch.Generator().manual_seed(ctx.seed), np.random.default_rng(ctx.seed)
         trace = {"seen": [], "best": float("inf")}
@@ -175,10 +175,10 @@ class ToyLoop(bpcbench.Method):
     resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
     steps: int = 30
 
-    def distil(self, data, ipc, given, ctx):
+    def distil(self, data, ipc, inputs, ctx):
         count("coreset", self.steps)
         count("worker", self.steps, os.getpid())
-        start = real(data, given, ipc, ctx.seed)
+        start = real(data, inputs, ipc, ctx.seed)
         images, rng = start.images.copy(), np.random.default_rng(ctx.seed)
         fresh = True
         for step in ctx.steps(self.steps, state={"images": images, "rng": rng}):
@@ -199,11 +199,11 @@ class ToyBad(bpcbench.Method):
     resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
     how: str = "raise"
 
-    def distil(self, data, ipc, given, ctx):
+    def distil(self, data, ipc, inputs, ctx):
         count("bad", self.how, os.getpid())
         print(f"about to {self.how}", flush=True)
         getattr(self, "_" + self.how)(ctx)
-        return real(data, given, ipc, ctx.seed)
+        return real(data, inputs, ipc, ctx.seed)
 
     def _raise(self, ctx):
         raise LookupError("nothing of the kind")
@@ -271,12 +271,12 @@ class ToyNearest(bpcbench.Inference):
     resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
     keep: bool = True
 
-    def fit(self, coreset, network, given, ctx):
+    def fit(self, coreset, network, inputs, ctx):
         count("fit", ctx.seed)
         means = np.stack([coreset.images[coreset.targets == c].mean(0) for c in range(2)])
         return _Nearest(means, self.keep)
 
-    def restore(self, arrays, coreset, network, given, ctx):
+    def restore(self, arrays, coreset, network, inputs, ctx):
         count("restore", ctx.seed)
         return _Nearest(arrays["means"], True)
 
@@ -295,7 +295,7 @@ class ToyShifted(bpcbench.Evaluator):
     def metrics(self):
         return [bpcbench.Metric(name, None) for name in ("shifted", "pid", "draw")]
 
-    def score(self, predictions, given):
+    def score(self, predictions, inputs):
         (predicted,) = predictions.values()
         value = float(predicted.log_probs[np.arange(len(predicted.labels)), predicted.labels].mean())
         count("score", os.getpid(), value)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bpcbench import testing
-from bpcbench.records import Given, Made
-from bpcbench.testing import toy_given
+from bpcbench.records import Inputs, PrerequisiteOutput
+from bpcbench.testing import toy_inputs
 from bpcbench_bpc.contrastive import Contrastive
 from bpcbench_bpc.forward_kl import ForwardKL
 from bpcbench_bpc.function_space import FunctionSpace
@@ -86,15 +86,15 @@ def test_the_energy_of_chains_stays_on_its_device(network: ConvIN | ConvBN, batc
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("method", ESTIMATORS, ids=lambda method: f"{method.name}-{method.preset}")
 def test_it_distils_on_a_gpu(method: TrajectoryMethod, tmp_path) -> None:
-    data, given = testing.toy_data(), testing.toy_given()
+    data, inputs = testing.toy_data(), testing.toy_inputs()
     gpu = {"device": "cuda"}
-    member = PLAN.make(data, given, testing.context(tmp_path / "expert", **gpu), "000")
+    member = PLAN.make(data, inputs, testing.context(tmp_path / "expert", **gpu), "000")
     wanted = replace(method, steps=3, experts=1, lr=1.0)
-    handed = Given(given.transform, {"experts": Made(PLAN, "", {"000": member})})
+    handed = Inputs(inputs.transform, {"experts": PrerequisiteOutput(PLAN, "", {"000": member})})
     coreset = wanted.distil(data, 2, handed, testing.context(tmp_path / "coreset", **gpu))
     for inference in (
         SGHMCInference(chains=2, samples=4, burn=2, thin=1, batched=True),
         HMCInference(chains=2, samples=4, burn=2, leapfrog=2),
     ):
-        fitted = inference.fit(coreset, PLAN.network, toy_given(), testing.context(tmp_path / inference.name, **gpu))
+        fitted = inference.fit(coreset, PLAN.network, toy_inputs(), testing.context(tmp_path / inference.name, **gpu))
         assert fitted.log_probs(coreset.images).shape == (8, len(coreset), data.facts.classes)

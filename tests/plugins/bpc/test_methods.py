@@ -12,10 +12,10 @@ import torch
 
 from bpcbench import metrics, testing
 from bpcbench.data.splits import load_split, training_data
-from bpcbench.records import Facts, Given, Made, Transform
+from bpcbench.records import Facts, Inputs, PrerequisiteOutput, Transform
 from bpcbench.registry import options
 from bpcbench.sampling import per_class
-from bpcbench.testing import MethodConformance, toy_given
+from bpcbench.testing import MethodConformance, toy_inputs
 from bpcbench_bpc.contrastive import Contrastive
 from bpcbench_bpc.distillation import initial_images
 from bpcbench_bpc.forward_kl import ForwardKL
@@ -41,19 +41,19 @@ def experts(plan, count=2):
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:
-        data, given = testing.toy_data(), testing.toy_given()
+        data, inputs = testing.toy_data(), testing.toy_inputs()
         members = {
             f"{index:03d}": plan.make(
-                data, given, testing.context(Path(place) / str(index), seed=index), f"{index:03d}"
+                data, inputs, testing.context(Path(place) / str(index), seed=index), f"{index:03d}"
             )
             for index in range(count)
         }
-    return Made(plan, "", members)
+    return PrerequisiteOutput(plan, "", members)
 
 
 class Conformance(MethodConformance):
-    def given(self, data):
-        return Given(testing.toy_given().transform, {"experts": experts(self.plugin.trajectories)})
+    def inputs(self, data):
+        return Inputs(testing.toy_inputs().transform, {"experts": experts(self.plugin.trajectories)})
 
 
 class TestReverseKL(Conformance):
@@ -96,9 +96,9 @@ class TestBatchNorm(Conformance):
     plugin = ForwardKL(**{**TINY, "trajectories": replace(PLAN, network=ConvBN(width=4))}, draws=2)
 
 
-def distil(method, folder, given=None, **more):
-    given = given or Given(testing.toy_given().transform, {"experts": experts(PLAN)})
-    return method.distil(testing.toy_data(), 2, given, testing.context(folder, **more))
+def distil(method, folder, inputs=None, **more):
+    inputs = inputs or Inputs(testing.toy_inputs().transform, {"experts": experts(PLAN)})
+    return method.distil(testing.toy_data(), 2, inputs, testing.context(folder, **more))
 
 
 @pytest.mark.parametrize("cls", METHODS)
@@ -127,11 +127,11 @@ def test_official_flips_digits_and_clean_does_not():
 
 
 def test_initial_images():
-    data, given = testing.toy_data(), testing.toy_given()
-    real, classes = initial_images("real", data, 3, given, 7)
-    mixed, again = initial_images("mix", data, 3, given, 7)
+    data, inputs = testing.toy_data(), testing.toy_inputs()
+    real, classes = initial_images("real", data, 3, inputs, 7)
+    mixed, again = initial_images("mix", data, 3, inputs, 7)
     np.testing.assert_array_equal(classes, again)
-    everything = given.transform.apply(data.train.images)
+    everything = inputs.transform.apply(data.train.images)
     for row in range(len(real)):
         others = everything[data.labels == classes[row]]
         # On a line between its own start and another image of the class.
@@ -139,7 +139,7 @@ def test_initial_images():
         along = (others - real[row]).reshape(len(others), -1)
         cosine = along @ away.ravel() / (np.linalg.norm(along, axis=1) * np.linalg.norm(away) + 1e-9)
         assert cosine.max() > 0.9999
-    noise, _ = initial_images("noise", data, 10, given, 7)
+    noise, _ = initial_images("noise", data, 10, inputs, 7)
     assert abs(noise.mean()) < 0.1
     assert noise.std() == pytest.approx(1.0, abs=0.1)
 
@@ -212,11 +212,11 @@ def test_windows_start_where_they_are_told_to(tmp_path):
             return super().__getitem__(name)
 
     made = experts(PLAN)
-    given = Given(
-        testing.toy_given().transform,
-        {"experts": Made(PLAN, "", {name: Noting(arrays) for name, arrays in made.members.items()})},
+    inputs = Inputs(
+        testing.toy_inputs().transform,
+        {"experts": PrerequisiteOutput(PLAN, "", {name: Noting(arrays) for name, arrays in made.members.items()})},
     )
-    distil(ForwardKL(**{**TINY, "steps": 8, "max_start": 3, "min_start": 1}, draws=1), tmp_path, given)
+    distil(ForwardKL(**{**TINY, "steps": 8, "max_start": 3, "min_start": 1}, draws=1), tmp_path, inputs)
     assert read == {"0001", "0002", "0003"}
 
 
@@ -270,21 +270,25 @@ def digits(tmp_path_factory):
     plan = Trajectories(network=network, epochs=10, lr=0.1, batch=64, augmentation="none")
     place = tmp_path_factory.mktemp("experts")
     members = {
-        f"{i:03d}": plan.make(data, Given(transform), testing.context(place / str(i), seed=i), f"{i:03d}")
+        f"{i:03d}": plan.make(data, Inputs(transform), testing.context(place / str(i), seed=i), f"{i:03d}")
         for i in range(3)
     }
-    return data, Given(transform, {"experts": Made(plan, "", members)}), load_split(Digits(), Path(), "validation")
+    return (
+        data,
+        Inputs(transform, {"experts": PrerequisiteOutput(plan, "", members)}),
+        load_split(Digits(), Path(), "validation"),
+    )
 
 
 def nll(digits, coreset, folder):
-    _, given, held = digits
+    _, inputs, held = digits
     network = ConvIN(width=16, growth=1, order="conv-first", init="torch")
     scores = []
     for seed in range(2):
         fitted = NetworkInference(steps=150).fit(
-            coreset, network, toy_given(), testing.context(folder / str(seed), seed=seed)
+            coreset, network, toy_inputs(), testing.context(folder / str(seed), seed=seed)
         )
-        scores.append(metrics.nll(fitted.predict(given.transform.apply(held.images)).log_probs, held.labels))
+        scores.append(metrics.nll(fitted.predict(inputs.transform.apply(held.images)).log_probs, held.labels))
     return float(np.mean(scores))
 
 
@@ -299,15 +303,15 @@ def nll(digits, coreset, folder):
     ids=lambda method: method.name,
 )
 def test_it_learns_on_digits(digits, method, tmp_path):
-    data, given, _ = digits
+    data, inputs, _ = digits
     method = replace(
-        method, trajectories=given["experts"].plugin, experts=3, max_start=6, inner_steps=10, augmentation="none"
+        method, trajectories=inputs["experts"].plugin, experts=3, max_start=6, inner_steps=10, augmentation="none"
     )
     method = replace(method, inner_lr=0.1)
     kept = {}
     ctx = testing.context(
         tmp_path / "distil", keep_snapshot=lambda step, coreset, seconds: kept.setdefault(step, coreset)
     )
-    learned = method.distil(data, 1, given, ctx)
+    learned = method.distil(data, 1, inputs, ctx)
     assert nll(digits, learned, tmp_path / "after") < nll(digits, kept[0], tmp_path / "before")
     assert torch.isfinite(torch.tensor(learned.images)).all()

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from bpcbench import testing
 from bpcbench.errors import Stopped
 from bpcbench.planning.spec import Spec
-from bpcbench.records import Made
+from bpcbench.records import PrerequisiteOutput
 from bpcbench.store import folder
 from bpcbench_bpc.trajectories import Trajectories, expert_names
 from bpcbench_bpc.windows import Windows
@@ -26,7 +26,7 @@ PLAN = Trajectories(network=SMALL, epochs=3, lr=0.1, batch=32)
 
 
 def train(plan, folder, seed=0, **more):
-    return plan.make(testing.toy_data(), testing.toy_given(), testing.context(folder, seed, **more), "000")
+    return plan.make(testing.toy_data(), testing.toy_inputs(), testing.context(folder, seed, **more), "000")
 
 
 def test_snapshots_are_copies_of_what_went_on(tmp_path):
@@ -88,7 +88,7 @@ def test_every_image_once_per_epoch(tmp_path):
             steps.append(total)
             return super().steps(total, **more)
 
-    PLAN.make(testing.toy_data(), testing.toy_given(), Counting(seed=0, attempt=tmp_path / "a"), "000")
+    PLAN.make(testing.toy_data(), testing.toy_inputs(), Counting(seed=0, attempt=tmp_path / "a"), "000")
     assert steps == [9]
 
 
@@ -106,7 +106,7 @@ def test_a_partial_expert_is_resumed(tmp_path, after):
     reference = train(PLAN, tmp_path / "whole")
     ctx = testing._Interrupted(seed=0, attempt=tmp_path / "half" / "first", after=after)
     with contextlib.suppress(Stopped):
-        PLAN.make(testing.toy_data(), testing.toy_given(), ctx, "000")
+        PLAN.make(testing.toy_data(), testing.toy_inputs(), ctx, "000")
     resumed = train(PLAN, tmp_path / "half")
     for name, row in reference.items():
         np.testing.assert_array_equal(row, resumed[name])
@@ -150,7 +150,7 @@ def stored(tmp_path):
         rows = {f"{epoch:04d}": np.full(5, 10 * expert + epoch, np.float32) for epoch in range(4)}
         folder.write(place, "stage.json", {}, rows, {})
         members[place.name] = Noting(Path(place) / folder.ARRAYS)
-    return Made(PLAN, "", members), read
+    return PrerequisiteOutput(PLAN, "", members), read
 
 
 def test_only_what_is_needed_is_read(stored):
