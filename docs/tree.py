@@ -24,7 +24,8 @@ LAYERS = (
     ("planning",),
     ("coresets", "reporting", "tracking"),
     ("running",),
-    ("session", "testing"),
+    ("session",),
+    ("testing",),
     ("commands", "cli", "__main__", "__init__"),
 )
 """The layers of the core, the lowest first: a module imports only from layers below its own."""
