@@ -14,7 +14,7 @@ import bpcbench
 from bpcbench import hooks
 from bpcbench.cli import main
 from bpcbench.registry.discovery import KINDS, LOCAL_VARIABLE, Registry, registry
-from bpcbench.session import rows
+from bpcbench.session import Session
 
 HOOKS = {name: value for name, value in vars(hooks).items() if name.startswith("bpcbench_")}
 EXPECTED = {
@@ -119,7 +119,7 @@ def test_the_examples_make_a_whole_run(examples: Path, tmp_path: Path) -> None:
     result = bpcbench.run(suite, ["methods.by-means="], out=out, inline=True, track=False, quiet=True)
     assert (result.exit_code, result.failures) == (0, ())
     values: dict[tuple[str, str], list[float]] = {}
-    for row in rows(suite, ["methods.by-means="], out=out):
+    for row in Session(suite, ["methods.by-means="], out=out).rows():
         values.setdefault((row.method, row.metric), []).append(row.value)
     # Stripes are easy, and a softmax of small distances is modest: accuracy is high, confidence is not.
     for method in ("jitter", "by-means"):
@@ -155,4 +155,4 @@ def test_the_example_of_an_engine_runs_a_suite(examples: Path, tmp_path: Path, m
     suite, out = "example_of_bpcbench_suites:tiny", tmp_path / "out"
     result = bpcbench.run(suite, ["engine=plain", "seeds=1"], out=out, track=False, quiet=True)
     assert (result.exit_code, result.counts) == (0, {"done": 5})  # preprocessing, coreset, predictions, two scores
-    assert len(rows(suite, ["seeds=1"], out=out)) == 8
+    assert len(Session(suite, ["seeds=1"], out=out).rows()) == 8
