@@ -26,7 +26,9 @@ LAYERS = (
     ("running",),
     ("session",),
     ("testing",),
-    ("commands", "cli", "__main__", "__init__"),
+    ("commands",),
+    ("cli",),
+    ("__main__", "__init__"),
 )
 """The layers of the core, the lowest first: a module imports only from layers below its own."""
 

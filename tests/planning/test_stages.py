@@ -144,7 +144,11 @@ UNKEYED_CHANGES: dict[str, tuple[Stage, Stage]] = {
     "option of a prerequisite": (PREREQUISITE, replace(PREREQUISITE, plugin=Spec.of(Means(chunk=1)))),
     "option of a method": (CORESET, replace(CORESET, method=Spec.of(Guided(net=NET, chunk=1, chunk_of_means=9)))),
     "option of a role": (
-        CORESET, replace(CORESET, prerequisites={"experts": replace(CORESET.prerequisites["experts"], plugin=Spec.of(Means(chunk=1)))})
+        CORESET,
+        replace(
+            CORESET,
+            prerequisites={"experts": replace(CORESET.prerequisites["experts"], plugin=Spec.of(Means(chunk=1)))},
+        ),
     ),
     "splits": (PREDICT, replace(PREDICT, splits=())),
     "what the evaluator asked for": (
