@@ -25,7 +25,8 @@ LAYERS = (
     ("coresets", "reporting", "tracking"),
     ("running",),
     ("session", "testing"),
-    ("commands", "cli", "__main__", "__init__"),
+    ("commands", "cli", "__init__"),
+    ("__main__",),
 )
 """The layers of the core, the lowest first: a module imports only from layers below its own."""
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from import_path import with_folder
 
 from bpcbench.cli import main
 
@@ -115,7 +116,7 @@ def run(tmp_path):
     (tmp_path / "s.yaml").write_text(SUITE)
 
     def call(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        variables = {**os.environ, "PYTHONPATH": str(tmp_path), "BPCBENCH_PLUGINS": "faulty", **environment}
+        variables = {**os.environ, "PYTHONPATH": with_folder(tmp_path), "BPCBENCH_PLUGINS": "faulty", **environment}
         command = [sys.executable, "-m", "bpcbench", *words]
         return subprocess.run(
             command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, check=False
@@ -193,7 +194,12 @@ def test_a_reader_that_has_gone_does_not_hide_a_failure(run, tmp_path):
     command = (
         f"{sys.executable} -m bpcbench run s.yaml methods=[fails] --no-mlflow 2> err | true; exit ${{PIPESTATUS[0]}}"
     )
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "BPCBENCH_PLUGINS": "faulty", "PYTHONUNBUFFERED": "1"}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": with_folder(tmp_path),
+        "BPCBENCH_PLUGINS": "faulty",
+        "PYTHONUNBUFFERED": "1",
+    }
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=variables, timeout=120, check=False)
     assert done.returncode == 1
     assert "to go on:" in (tmp_path / "err").read_text()
@@ -205,7 +211,7 @@ def test_a_damaged_distribution_does_not_break_the_commands(tmp_path):
     (broken / "METADATA").write_text("Name: odd\nVersion: 1.0\n")
     (broken / "entry_points.txt").write_text("[bpcbench]\nfoo\n")
     command = [sys.executable, "-m", "bpcbench", "list", "plugins"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": with_folder(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "NOT LOADED" in done.stdout
