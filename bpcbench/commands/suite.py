@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 def suite_session(arguments: argparse.Namespace) -> Session:
     """Return the session that the arguments describe; a command that lacks an argument leaves its default."""
-    words = [word for word in arguments.words if word != "--recompute"]
     inputs = {
         "data": "data",
         "device": "device",
@@ -40,7 +39,7 @@ def suite_session(arguments: argparse.Namespace) -> Session:
     }
     options = {name: getattr(arguments, source) for name, source in inputs.items() if hasattr(arguments, source)}
     track = not getattr(arguments, "no_mlflow", False)
-    command = shlex.join(["bpcbench", *_again(words)])
+    command = shlex.join(["bpcbench", *_again(arguments.words)])
     return Session(arguments.suite, arguments.overrides, out=arguments.out, track=track, command=command, **options)
 
 

@@ -81,7 +81,7 @@ def _text(table: Table, color: bool, width: int | None) -> str:
         out += [*([""] if out else []), *panel[:2], rule, *panel[2:], rule]
     legend = _legend(table, *(("bold", "underlined") if color else ("*", "_")), "~")
     wide = max(80, min(max(len(panel[0]) for panel in panels), 120))
-    notes = [textwrap.fill(_flat(note), wide, subsequent_indent="  ") for note in (*legend, *table.footnotes)]
+    notes = [_wrapped(_flat(note), wide) for note in (*legend, *table.footnotes)]
     return _lines(*(line.rstrip() for line in out), *notes)
 
 
@@ -255,3 +255,8 @@ def _left(cells: Sequence[str]) -> list[str]:
 
 def _lines(*lines: str) -> str:
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(note: str, width: int) -> str:
+    # Words stay whole: a footnote may hold a command, with paths and options, that somebody copies.
+    return textwrap.fill(note, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from bpcbench.errors import UserError, did_you_mean
-from bpcbench.reading import read_bounded
+from bpcbench.reading import parse_json, read_bounded
 from bpcbench.store.layout import SUITE
 from bpcbench.store.manifest import SCHEMA, Manifest, Purpose, manifest_folders, read_manifest
 from bpcbench.store.runs import RunRecord, read_runs
@@ -59,7 +58,7 @@ def invocations(store: Store, *purposes: Purpose) -> list[Invocation]:
     found = []
     for path in manifest_folders(store.root):
         try:
-            head = json.loads(read_bounded(path / SUITE))
+            head = parse_json(read_bounded(path / SUITE))
             if head["schema"] != SCHEMA:
                 raise ValueError(f"its schema is {head['schema']}, and this bpcbench reads {SCHEMA}")
             if not purposes or head["purpose"] in purposes:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from bpcbench.errors import StoreError
-from bpcbench.reading import read_bounded
+from bpcbench.reading import parse_json, read_bounded
 from bpcbench.store import folder
 from bpcbench.store.address import Address, digest
 from bpcbench.store.layout import CELLS, SUITE, SUITES, manifests
@@ -212,11 +212,11 @@ def read_manifest(path: Path) -> Manifest:
     Fields that this version does not know are ignored.
     """
     try:
-        head = json.loads(read_bounded(path / SUITE))
+        head = parse_json(read_bounded(path / SUITE))
         schema = head["schema"]
         if schema != SCHEMA:
             raise StoreError(f"{path / SUITE} has schema {schema}; this bpcbench reads schema {SCHEMA}")
-        lines = [json.loads(line) for line in read_bounded(path / CELLS).splitlines()]
+        lines = [parse_json(line) for line in read_bounded(path / CELLS).splitlines()]
         return _decode(head, lines)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise StoreError(f"{path}: the manifest cannot be read: {error!r}") from None
@@ -245,6 +245,10 @@ class _Interned:
 
 
 def _encode(manifest: Manifest) -> tuple[dict[str, Any], list[list[Any]]]:
+    """Return the two files. A cell is [group, seed, seed, coresets, predict key, splits, (evaluator, score key)...]
+
+    or, if it is skipped, [group, seed, seed, reason]; a step, if it has one, stands last.
+    """
     plugins, coresets, splits = _Interned(), _Interned(), _Interned()
     numbers = {id(group): number for number, group in enumerate(manifest.groups)}
     evaluators = list(dict.fromkeys(name for cell in manifest.cells for name in cell.scores))
@@ -253,19 +257,20 @@ def _encode(manifest: Manifest) -> tuple[dict[str, Any], list[list[Any]]]:
     for group in manifest.groups:
         plain = {name: getattr(group, name) for name in _PLAIN_GROUP}
         plain["notes"] = list(group.notes)
-        plain["plugins"] = {role: plugins.number(asdict(plugin)) for role, plugin in group.plugins.items()}
+        plain["plugins"] = {role: plugins.number(asdict(plugin)) for role, plugin in sorted(group.plugins.items())}
         plain["own"] = group.own and [plugins.number(asdict(plugin)) for plugin in group.own]
         plain["published"] = [asdict(item) for item in group.published]
         groups.append(plain)
     cells: list[list[Any]] = []
     for cell in manifest.cells:
-        place = [numbers[id(cell.group)], cell.distil_seed, cell.evaluate_seed, cell.step]
+        place = [numbers[id(cell.group)], cell.distil_seed, cell.evaluate_seed]
+        step = [] if cell.step is None else [cell.step]
         if cell.skipped:
-            cells.append([*place, skips.number(cell.skipped)])
+            cells.append([*place, skips.number(cell.skipped), *step])
             continue
         made = [coresets.number(str(address)) for address in cell.coresets]
         scores = {evaluators.index(name): address.key for name, address in cell.scores.items()}
-        cells.append([*place, made, cell.predict, splits.number(list(cell.splits)), *_pairs(scores)])
+        cells.append([*place, made, cell.predict, splits.number(list(cell.splits)), *_pairs(scores), *step])
     datasets = [{**asdict(one), "plugin": plugins.number(asdict(one.plugin))} for one in manifest.datasets]
     head = {
         "schema": SCHEMA,
@@ -332,12 +337,14 @@ def _decode(head: Mapping[str, Any], lines: Sequence[Sequence[Any]]) -> Manifest
     evaluators, skips = head["evaluators"], head["skips"]
     cells = []
     for line in lines:
-        group, distil, evaluate, step = groups[line[0]], line[1], line[2], line[3]
-        if len(line) == 5:
-            cells.append(CellRecord(group, distil, evaluate, skipped=skips[line[4]], step=step))
+        group, distil, evaluate, what = groups[line[0]], line[1], line[2], line[3]
+        if isinstance(what, int):
+            step = line[4] if len(line) == 5 else None
+            cells.append(CellRecord(group, distil, evaluate, skipped=skips[what], step=step))
             continue
-        made, predict, split = tuple(coresets[number] for number in line[4]), line[5], splits[line[6]]
-        pairs = zip(line[7::2], line[8::2], strict=True)
+        step = line[-1] if len(line) % 2 else None
+        made, predict, split = tuple(coresets[number] for number in what), line[4], splits[line[5]]
+        pairs = zip(line[6:-1:2], line[7::2], strict=True)
         scores = {evaluators[number]: Address("score", key, "final") for number, key in pairs}
         cells.append(CellRecord(group, distil, evaluate, made, predict, split, scores, step=step))
     return Manifest(

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bpcbench.reading import read_bounded
+from bpcbench.reading import parse_json, read_bounded
 from bpcbench.store import folder
 from bpcbench.store.layout import RUNS
 from bpcbench.store.provenance import timestamp
@@ -80,7 +80,7 @@ def read_runs(manifest: Path) -> list[RunRecord]:
     for path in sorted(place.iterdir()) if place.is_dir() else ():
         if path.suffix == ".json":
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                records.append(_decode(json.loads(read_bounded(path))))
+                records.append(_decode(parse_json(read_bounded(path))))
     return sorted(records, key=lambda record: (record.started, record.id))
 
 

@@ -107,9 +107,9 @@ def manifest_files(manifest: Path) -> dict[str, bytes]:
     """Return the two files of a manifest, in the order to write them; raise ValueError if one cannot be read."""
     cells = _read(manifest / CELLS)
     for number, line in enumerate(cells.splitlines(), 1):
-        _object(line, f"{CELLS}, line {number}")
+        _parsed(line, f"{CELLS}, line {number}", list)
     suite = _read(manifest / SUITE)
-    if type(_object(suite, SUITE).get("schema")) is not int:
+    if type(_parsed(suite, SUITE, dict).get("schema")) is not int:
         raise ValueError(f"{SUITE} names no schema")
     return {CELLS: cells, SUITE: suite}
 
@@ -117,7 +117,7 @@ def manifest_files(manifest: Path) -> dict[str, bytes]:
 def run_record(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return a run record as it is written and as it is read; raise ValueError if it cannot be read."""
     content = _read(path)
-    return content, _object(content, path.name)
+    return content, _parsed(content, path.name, dict)
 
 
 def _manifest(root: Path, manifest: Path) -> Iterator[Finding]:
@@ -144,11 +144,11 @@ def _read(path: Path) -> bytes:
         raise ValueError(f"{path.name} cannot be read: {error}") from None
 
 
-def _object(content: bytes, what: str) -> dict[str, Any]:
+def _parsed(content: bytes, what: str, kind: type[T]) -> T:
     try:
         value = parse_json(content)
     except ValueError as error:
         raise ValueError(f"{what} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is not a JSON object")
+    if not isinstance(value, kind):
+        raise ValueError(f"{what} is not a JSON {'object' if kind is dict else 'array'}")
     return value

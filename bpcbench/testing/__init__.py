@@ -257,10 +257,14 @@ class EvaluatorConformance:
         made = Predictions(log_probs.astype(np.float32), data.labels)
         return dict.fromkeys(self.plugin.splits(data.facts), made)
 
+    def inputs(self) -> EvaluatorInputs:
+        """Return the prerequisites, reference and coreset; override if the evaluator needs some."""
+        return toy_evaluator_inputs()
+
     def test_metrics(self) -> None:
         """Names are lower case and declared, values finite, and permuting the examples changes nothing."""
         evaluator = _ready(self.plugin)
-        scores, declared = evaluator.score(self.predictions(), toy_evaluator_inputs()), evaluator.metrics()
+        scores, declared = evaluator.score(self.predictions(), self.inputs()), evaluator.metrics()
         first = scores.metrics
         assert first
         assert all(name == name.lower() and np.isfinite(value) for name, value in first.items())
@@ -273,7 +277,7 @@ class EvaluatorConformance:
             split: Predictions(p.log_probs[order], None if p.labels is None else p.labels[order])
             for split, p in self.predictions().items()
         }
-        again = evaluator.score(permuted, toy_evaluator_inputs()).metrics
+        again = evaluator.score(permuted, self.inputs()).metrics
         np.testing.assert_allclose([again[name] for name in first], list(first.values()), rtol=1e-9, atol=1e-12)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import bpcbench
-from bpcbench import session
+from bpcbench import Session
 from bpcbench.data.splits import evaluated_split
 from bpcbench.planning.stages import PredictStage
 from bpcbench.running import bodies as stages
@@ -60,7 +60,7 @@ def test_predicting_all_corruptions_against_bare_forward_passes(
     """CPU seconds of one thread: other programs on the machine hardly change them."""
     suite, where = write_suite(SUITE), {"out": tmp_path / "out", "data": str(root)}
     assert bpcbench.run(suite, **where, track=False, inline=True, quiet=True).exit_code == 0
-    shifted = session.prepare(suite, ["evaluators=[corruption]"], **where)
+    shifted = Session(suite, ["evaluators=[corruption]"], **where).prepare()
     (planned,) = [planned for planned in shifted.plan.to_do() if planned.kind == "predict"]
     assert isinstance(planned.stage, PredictStage)
     wanted = [split for split in planned.stage.splits if split.dataset.name == "cifar10c"]

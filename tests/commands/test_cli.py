@@ -13,6 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from import_path import with_folder
 
 from bpcbench.cli import FORMATS, KINDS, main
 from bpcbench.registry.discovery import registry
@@ -78,9 +79,10 @@ def test_report_formats(store, kind, capsys):
         json.loads(text)
 
 
-def test_report_of_an_empty_store_says_so(tmp_path, capsys):
-    assert main(["report", "quickstart", "--out", str(tmp_path / "none")]) == 0
-    assert "no results of this suite yet" in capsys.readouterr().out
+def test_a_report_without_a_store_is_refused(tmp_path, capsys):
+    assert main(["report", "quickstart", "--out", str(tmp_path / "none")]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, "is not a store; run a suite first" in printed.err) == ("", True)
     assert not (tmp_path / "none").exists()
 
 
@@ -157,7 +159,7 @@ def test_doctor_names_what_it_finds(store):
 
 def test_doctor_and_lists_name_a_broken_plugin(tmp_path):
     (tmp_path / "halfbaked.py").write_text("raise RuntimeError('not yet')\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "BPCBENCH_PLUGINS": "halfbaked"}
+    environment = {**os.environ, "PYTHONPATH": with_folder(tmp_path), "BPCBENCH_PLUGINS": "halfbaked"}
     command = [sys.executable, "-m", "bpcbench", "doctor", "--out", str(tmp_path / "none")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1

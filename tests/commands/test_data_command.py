@@ -13,6 +13,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,9 +25,9 @@ from file_server import Site, serving
 from toys import TOYS, Dots
 
 import bpcbench
-from bpcbench import Download, Facts, MissingData, session
+from bpcbench import Download, Facts, MissingData, Session
 from bpcbench.cli import main
-from bpcbench.errors import UserError
+from bpcbench.commands import suite as suite_commands
 from bpcbench.records import Array
 from bpcbench.registry.discovery import Registry
 from bpcbench.testing import DatasetConformance
@@ -322,8 +323,6 @@ OWN, OTHER = {"datasets": ["part"]}, {"evaluators": ["right", "abroad"]}
         (["run", "--in-process", "--no-mlflow"], OTHER),
         (["plan"], OWN),
         (["plan", "--skip-missing"], OTHER),
-        (["report"], OWN),
-        (["report"], OTHER),
         (["tune"], OWN),  # while tuning no other test split is predicted
     ],
 )
@@ -346,18 +345,17 @@ def test_with_the_flag_they_are_used_and_marked_in_every_table(
     code, out, err = command("run", *words, "--unverified", "--in-process", "--no-mlflow", "--quiet")
     assert code == 0, err
     assert "Marked subset: part." in out
+    stored = words[:3]  # a report needs the store only
     for form in ("text", "md", "latex", "json"):
-        code, out, _ = command("report", *words, "--unverified", "--format", form)
+        code, out, _ = command("report", *stored, "--format", form)
         assert code == 0
         assert "Marked subset: part." in out
-    _, out, _ = command("report", *words, "--unverified", "--format", "csv")
+    _, out, _ = command("report", *stored, "--format", "csv")
     assert {row["dataset"]: row["notes"] for row in csv.DictReader(io.StringIO(out))} == {
         "part": "subset",
         "dots": "toy",
     }
-    with pytest.raises(UserError, match="--unverified"):
-        bpcbench.results(words[0], out=tmp_path / "store", data=str(tmp_path))
-    frame = bpcbench.results(words[0], out=tmp_path / "store", data=str(tmp_path), unverified=True)
+    frame = bpcbench.results(words[0], out=tmp_path / "store")
     assert set(frame.notes[frame.dataset == "part"]) == {"subset"}
 
 
@@ -371,12 +369,7 @@ def test_another_data_set_of_an_evaluator_is_marked_by_name(suite: Callable[...,
 def test_tuning_takes_the_flag_and_says_so(
     suite: Callable[..., list[str]], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune = session.tune
-
-    def inline(*arguments: Any, **more: Any) -> Any:
-        return tune(*arguments, **more, inline=True)
-
-    monkeypatch.setattr(session, "tune", inline)
+    monkeypatch.setattr(suite_commands, "Session", partial(Session, inline=True))
     space = {"objective": "right", "trials": 2, "space": {"pick": {"rate": [0.1, 0.2]}}}
     code, out, err = command("tune", *suite(datasets=["part"], tune=space), "--unverified", "--quiet")
     assert code == 0, err

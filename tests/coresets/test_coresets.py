@@ -102,13 +102,13 @@ def test_an_export_overwrites_nothing(made: Toy, tmp_path: Path) -> None:
 
 def test_an_export_that_fails_leaves_nothing(made: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = address(made.out, "toy-real")
-    real = folder._write_durably
+    real = folder.write_durably
 
     def full(path: Path, content: bytes) -> None:
         real(path, content[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder, "_write_durably", full)
+    monkeypatch.setattr(folder, "write_durably", full)
     with pytest.raises(OSError, match="No space left"):
         export_coreset(Store.open(made.out), where, tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []

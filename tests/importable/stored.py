@@ -49,7 +49,7 @@ def put(
 def manifest(root: Path, name: str = "suite", digest: str = "0" * 32, **suite: Any) -> Path:
     place = root / "suites" / name / digest
     place.mkdir(parents=True, exist_ok=True)
-    (place / "cells.jsonl").write_text('{"group":0}\n{"group":1}\n')
+    (place / "cells.jsonl").write_text("[0,0,0,0]\n[1,0,0,0]\n")
     (place / "suite.json").write_text(json.dumps({"schema": 1, "name": name, **suite}))
     return place
 

@@ -49,7 +49,7 @@ def test_missing_data_are_named_together_or_skipped(planning: Planning, tmp_path
     assert f"datasets.a: place x in {tmp_path / 'data'} (or run with --skip-missing)" in str(caught.value)
     plan = planning(**wanted, skip_missing=True)
     assert set(plan.missing) == {"evaluators.elsewhere", "datasets.a", "datasets.b"}
-    assert {cell.dataset for cell in plan.cells if not cell.skipped} == {"dots"}
+    assert {cell.at.dataset for cell in plan.cells if not cell.skipped} == {"dots"}
     assert {tuple(cell.scores) for cell in plan.cells if not cell.skipped} == {("right",)}
     assert set(plan.skipped()) == {f"data are missing: place {f} in {tmp_path / 'data'}" for f in "xy"}
     with pytest.raises(UserError, match="the grid is empty: data are missing: place x in"):

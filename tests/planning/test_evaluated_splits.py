@@ -14,7 +14,7 @@ import yaml
 from toys import TOYS, Centroid, Dots
 
 import bpcbench
-from bpcbench import MissingData, Predictive, session
+from bpcbench import MissingData, Predictive, Session
 from bpcbench.data.conversion import converted
 from bpcbench.data.splits import load_split
 from bpcbench.errors import Mistakes, UserError
@@ -98,7 +98,7 @@ def members(plan: Plan) -> set[str]:
 
 
 def notes(plan: Plan) -> tuple[str, ...]:
-    (found,) = {cell.notes for cell in plan.cells}
+    (found,) = {cell.choice.notes for cell in plan.cells if cell.choice is not None}
     return found
 
 
@@ -241,11 +241,13 @@ def test_a_run_predicts_what_the_plan_describes(
     file = write_suite(yaml.safe_dump(suite))
     options: dict[str, Any] = {"out": tmp_path / "out", "data": str(tmp_path)}
     said: list[str] = []
-    result = bpcbench.run(file, ["seeds=1", "ipc=1"], inline=True, track=False, quiet=True, say=said.append, **options)
+    result = bpcbench.run(
+        file, ["seeds=1", "ipc=1"], inline=True, track=False, quiet=True, report_to=said.append, **options
+    )
     assert (result.exit_code, said) == (
         0, [f"note: evaluators.ood does without a split: place gone.bin in {tmp_path}"]
     )  # fmt: skip
-    rows = session.rows(file, ["seeds=1", "ipc=1"], **options)
+    rows = Session(file, ["seeds=1", "ipc=1"], **options).rows()
     found = {row.metric: row.value for row in rows}
     assert set(suite["metrics"]) <= set(found)
     assert not any(metric.startswith("gone/") for metric in found)
@@ -254,7 +256,7 @@ def test_a_run_predicts_what_the_plan_describes(
          "tall: colour made grey, resized to 4x4", "tall: 15 of 30 images", "gone: not there, left out")
     }  # fmt: skip
     store = Store.open(tmp_path / "out")
-    plan = session.plan(file, ["seeds=1", "ipc=1"], out=tmp_path / "another", data=str(tmp_path))
+    plan = Session(file, ["seeds=1", "ipc=1"], out=tmp_path / "another", data=str(tmp_path)).plan()
     (stage,) = (planned.stage for planned in plan.stages if planned.stage.kind == "predict")
     stored = {}
     assert isinstance(stage, PredictStage)

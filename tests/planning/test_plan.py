@@ -15,6 +15,7 @@ import yaml
 from toys import TOYS, Centroid, Guided, Means
 
 from bpcbench.errors import UserError
+from bpcbench.planning.cells import Cell
 from bpcbench.planning.plan import Plan, make
 from bpcbench.records import Need, Ref
 from bpcbench.registry.discovery import Registry
@@ -51,6 +52,11 @@ def changed(before: Plan, after: Plan) -> set[str]:
     return {kind for kind in kinds if not ids(before, kind) & ids(after, kind)}
 
 
+def notes(cell: Cell) -> tuple[str, ...]:
+    assert cell.choice is not None
+    return cell.choice.notes
+
+
 def test_a_plan_lists_every_stage_once_inputs_first(planning: Planning) -> None:
     plan = planning("methods=[pick, guided]")
     assert counts(plan) == {"prerequisite": 1 + 2, "coreset": 2 * 2 * 2, "predict": 16, "score": 16}
@@ -61,12 +67,12 @@ def test_a_plan_lists_every_stage_once_inputs_first(planning: Planning) -> None:
         assert planned.status == "to do"
         seen.add(planned.stage.id)
     assert len(plan.cells) == 16
-    assert {cell.notes for cell in plan.cells} == {("toy",)}
+    assert {notes(cell) for cell in plan.cells} == {("toy",)}
 
 
 def test_notes_of_a_method_stand_behind_those_of_the_data(planning: Planning) -> None:
     plan = planning("methods=[pick, guided]", "methods.pick.style=rough")
-    assert {(cell.method, cell.notes) for cell in plan.cells} == {("pick", ("toy", "rough")), ("guided", ("toy",))}
+    assert {(cell.at.method, notes(cell)) for cell in plan.cells} == {("pick", ("toy", "rough")), ("guided", ("toy",))}
 
 
 def test_keys_do_not_change_by_accident(planning: Planning) -> None:
@@ -74,14 +80,14 @@ def test_keys_do_not_change_by_accident(planning: Planning) -> None:
     plan = planning(
         "methods=[pick, everything, guided]", "evaluators=[right, elsewhere]", "inferences=[native, centroid]"
     )
-    assert digest(sorted(ids(plan))) == "c815551fc583932f565a3ea8654316ca"
+    assert digest(sorted(ids(plan))) == "59ede977a7cbe4ecce73bf2608cdf3bb"
 
 
 def test_what_ignores_ipc_and_seed_is_made_once(planning: Planning) -> None:
     plan = planning("methods=[everything]")
     assert counts(plan) == {"prerequisite": 1, "coreset": 1, "predict": 2, "score": 2}
     assert len(plan.cells) == 8
-    assert len({cell.coreset for cell in plan.cells}) == 1
+    assert len({cell.coresets for cell in plan.cells}) == 1
     assert {cell.predict for cell in plan.cells if cell.evaluate_seed == 0} != {
         cell.predict for cell in plan.cells if cell.evaluate_seed == 1
     }
@@ -110,14 +116,14 @@ def test_labels_are_not_part_of_keys(planning: Planning) -> None:
         inferences={"x": "centroid"}, evaluators={"w": "right"}, preprocessing={"u": "scale", "default": "scale"},
     )  # fmt: skip
     assert ids(other) == ids(planning())
-    assert {cell.dataset for cell in other.cells} == {"v"}
+    assert {cell.at.dataset for cell in other.cells} == {"v"}
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         ["ipc=[2, 1]", "name=other", "description=other"],
-        ["threads=2", "device=cpu", "timeout=5", "engine=inline", "metrics=[nll]"],
+        ["threads=2", "device=cpu", "timeout=5", "engine=inline"],
         ["methods.pick.chunk=1", "methods.pick.style=plain", "methods.pick.steps=2"],
         ["inferences.centroid.heat=1"],
         ["methods.pick.net={plugin: line, width: 3}"],
@@ -155,7 +161,7 @@ def test_what_is_part_of_a_key(planning: Planning, override: str, kinds: set[str
 
 def test_seeds_are_part_of_keys_where_they_matter(planning: Planning) -> None:
     plan = planning("ipc=1")
-    coresets = {cell.distil_seed: cell.coreset for cell in plan.cells}
+    coresets = {cell.distil_seed: cell.coresets for cell in plan.cells}
     assert coresets[0] != coresets[1]
     assert len({cell.predict for cell in plan.cells}) == 4
 
@@ -211,7 +217,7 @@ def test_native_is_the_methods_own_choice(planning: Planning) -> None:
     native = planning("inferences=[native]", "networks=[native]")
     named = planning("inferences.centroid.heat=2")
     assert ids(native) == ids(named)
-    assert {cell.inference for cell in native.cells} == {"native"}
+    assert {cell.at.inference for cell in native.cells} == {"native"}
 
 
 def test_cells_that_are_not_possible_say_why(planning: Planning) -> None:
@@ -220,7 +226,7 @@ def test_cells_that_are_not_possible_say_why(planning: Planning) -> None:
     plan = planning(
         "ipc=[1, 16]", "seeds=1", "methods=[pick, everything]", "inferences=[native, centroid]", networks=networks
     )
-    reasons = {(c.ipc, c.method, c.inference, c.network): c.skipped for c in plan.cells}
+    reasons = {(c.at.ipc, c.at.method, c.at.inference, c.at.network): c.skipped for c in plan.cells}
     assert reasons[1, "pick", "native", "native"] == ""
     assert reasons[16, "pick", "centroid", "line"] == "at most 15 per class"
     assert reasons[1, "everything", "native", "line"] == "everything has no native inference; name one"
@@ -229,14 +235,14 @@ def test_cells_that_are_not_possible_say_why(planning: Planning) -> None:
     assert reasons[1, "pick", "centroid", "wide"] == "pick is too wide"
     assert reasons[16, "everything", "centroid", "line"] == "at most 15 per class"
     assert plan.skipped()["at most 15 per class"] == 16
-    assert not any(cell.scores or cell.coreset for cell in plan.cells if cell.skipped)
+    assert not any(cell.scores or cell.coresets for cell in plan.cells if cell.skipped)
     # pick: two inferences on native and line, which are one network; everything: centroid on line.
     assert counts(plan) == {"prerequisite": 1, "coreset": 2, "predict": 2 + 1, "score": 2 + 1}
 
 
 def test_excluded_cells_are_not_cells(planning: Planning) -> None:
     plan = planning("exclude=[{ipc: 2, method: pick}]")
-    assert {cell.ipc for cell in plan.cells} == {1}
+    assert {cell.at.ipc for cell in plan.cells} == {1}
     assert plan.skipped() == {}
 
 

@@ -99,15 +99,15 @@ def test_the_options_of_the_reference_are_part_of_the_score_alone(planning: Call
 def test_scores_see_the_reference_and_the_coreset(planning: Callable[..., Plan], tmp_path: Path) -> None:
     plan = planning("seeds=1", evaluators=["compared"], methods=["pick", "everything"])
     store = everything(plan, tmp_path)
-    found = {(c.method, c.ipc): store.meta(c.scores["compared"])["metrics"] for c in plan.cells}
+    found = {(c.at.method, c.at.ipc): store.meta(c.scores["compared"])["metrics"] for c in plan.cells}
     assert [found["pick", ipc]["rows"] for ipc in (1, 2)] == [2, 4]
     assert found["everything", 1]["rows"] == 40
     # Two runs of one thing differ by their seeds; a few images by more than that.
     assert 0 < found["everything", 1]["apart"] < found["pick", 1]["apart"]
     # A coreset that was pruned is made again for an evaluator that looks at it, though its predictions are there.
-    (cell,) = (c for c in plan.cells if (c.method, c.ipc) == ("pick", 2))
-    assert cell.coreset is not None
-    store.remove(cell.coreset)
+    (cell,) = (c for c in plan.cells if (c.at.method, c.at.ipc) == ("pick", 2))
+    (coreset,) = cell.coresets
+    store.remove(coreset)
     store.remove(cell.scores["compared"])
     again = planning("seeds=1", evaluators=["compared"], methods=["pick", "everything"], store=store)
     assert sorted(p.stage.kind for p in again.stages if p.status == "to do") == ["coreset", "score"]

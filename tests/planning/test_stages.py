@@ -39,17 +39,17 @@ CHANGED = (
     "keys changed: results of every user get new names. If that is intended before 0.1, update these; afterwards never"
 )
 GOLDEN = {
-    "prerequisite dots scale": "prerequisite:7a6eb680a0ca3b932719781245badc79@final",
-    "coreset dots ipc 1 pick seed 0": "coreset:55f1a224b861e50aa4dd5fad3380b838",
-    "predict dots ipc 1 pick / centroid / line seed 0.0": "predict:72e303d7a990ef0d66d9b6d1f8be12a9",
-    "score dots ipc 1 pick / centroid / line seed 0.0 right": "score:4557fe0809cf37dbb7a2aec03c5d850e",
-    "score dots ipc 1 pick / centroid / line seed 0.0 elsewhere": "score:6f1ec0db3295234b06e0784dec5787b7",
-    "prerequisite dots means 000": "prerequisite:48fa4899068da7b060cbe30a37c61506@000",
-    "prerequisite dots means 001": "prerequisite:48fa4899068da7b060cbe30a37c61506@001",
-    "coreset dots ipc 1 guided seed 0": "coreset:b8e9f18290e60b1caea2253f2604c7b9",
-    "predict dots ipc 1 guided / centroid / line seed 0.0": "predict:878ec0cee84fe07dd8711ed2caef11a8",
-    "score dots ipc 1 guided / centroid / line seed 0.0 right": "score:a0bc99bfc93af2b0308f90ad3d58f3e3",
-    "score dots ipc 1 guided / centroid / line seed 0.0 elsewhere": "score:1dbc1cbc8f99c3031f52132c1a26d80e",
+    "prerequisite dots scale": "prerequisite:512a8b409adb4442dcd90c811764b077@final",
+    "coreset dots ipc 1 pick seed 0": "coreset:eb1326a4056231c8f7846b08903138dc",
+    "predict dots ipc 1 pick / centroid / line seed 0.0": "predict:66bd9db26f474362f407024f161ddbae",
+    "score dots ipc 1 pick / centroid / line seed 0.0 right": "score:51cc1511e0a5f51056263e73209e50be",
+    "score dots ipc 1 pick / centroid / line seed 0.0 elsewhere": "score:665ed5f8896cf38e33b71fdce4b2830f",
+    "prerequisite dots means 000": "prerequisite:df8fb5576837c96d71620ac588d05bf0@000",
+    "prerequisite dots means 001": "prerequisite:df8fb5576837c96d71620ac588d05bf0@001",
+    "coreset dots ipc 1 guided seed 0": "coreset:88201f07fd5703504a747d02fcf642b0",
+    "predict dots ipc 1 guided / centroid / line seed 0.0": "predict:bb15f5f760f595923d79c2afce7e8863",
+    "score dots ipc 1 guided / centroid / line seed 0.0 right": "score:4982cbee5eb840c03bc6bea96a69a489",
+    "score dots ipc 1 guided / centroid / line seed 0.0 elsewhere": "score:fa2624f3c58c34c64ceacab47a0f668b",
 }
 
 
@@ -95,7 +95,7 @@ KEYED: dict[str, tuple[Any, dict[str, list[Any]]]] = {
             "plugin": [Spec.of(Means(noise=0.2)), replace(PREREQUISITE.plugin, version=2)],
             "data": MORE_DATA,
             "transform": [None, MORE_SCALED, Fitted(replace(SCALED.plugin, version=2), SCALED.address)],
-            "given": [{}, MORE_ROLES, {"another": role("b", "000")}],
+            "prerequisites": [{}, MORE_ROLES, {"another": role("b", "000")}],
             "precision": ["tf32"],
         },
     ),
@@ -108,7 +108,7 @@ KEYED: dict[str, tuple[Any, dict[str, list[Any]]]] = {
             ],
             "data": MORE_DATA,
             "transform": [MORE_SCALED],
-            "given": [{}, MORE_ROLES, {"experts": role("b", "001", "000")}],
+            "prerequisites": [{}, MORE_ROLES, {"experts": role("b", "001", "000")}],
             "precision": ["tf32"],
             "ipc": [1, None],
             "seed": [0, None],
@@ -121,7 +121,7 @@ KEYED: dict[str, tuple[Any, dict[str, list[Any]]]] = {
             "inference": [Spec.of(Centroid(heat=2.0))],
             "network": [Spec.of(Line())],
             "transform": [MORE_SCALED],
-            "given": [{}, MORE_ROLES],
+            "prerequisites": [{}, MORE_ROLES],
             "precision": ["tf32"],
             "seed": [0, "reference"],
         },
@@ -133,7 +133,7 @@ KEYED: dict[str, tuple[Any, dict[str, list[Any]]]] = {
             "metrics": [2],
             "predictions": [SCORE.predictions[:1], SCORE.predictions[::-1]],
             "reference": [(), SCORE.predictions],
-            "given": [{}, MORE_ROLES],
+            "prerequisites": [{}, MORE_ROLES],
             "transform": [MORE_SCALED],
             "coresets": [()],
         },
@@ -145,10 +145,9 @@ UNKEYED_CHANGES: dict[str, tuple[Stage, Stage]] = {
     "option of a method": (CORESET, replace(CORESET, method=Spec.of(Guided(net=NET, chunk=1, chunk_of_means=9)))),
     "option of a role": (
         CORESET,
-        replace(
-            CORESET,
-            prerequisites={"experts": replace(CORESET.prerequisites["experts"], plugin=Spec.of(Means(chunk=1)))},
-        ),
+        replace(CORESET, prerequisites={
+            "experts": replace(CORESET.prerequisites["experts"], plugin=Spec.of(Means(chunk=1)))
+        }),
     ),
     "splits": (PREDICT, replace(PREDICT, splits=())),
     "what the evaluator asked for": (

@@ -21,8 +21,7 @@ from bpcbench.planning.spec import Spec
 from bpcbench.planning.stages import ScoreStage
 from bpcbench.registry import source
 from bpcbench.registry.discovery import Registry
-from bpcbench.session import plan as make_plan
-from bpcbench.session import prepare
+from bpcbench.session import Session
 from bpcbench.store.store import Store
 
 
@@ -44,7 +43,7 @@ class Bench:
         return result.counts
 
     def plan(self, *overrides: str, recompute: tuple[str, ...] = ()) -> Plan:
-        return prepare(self.suite, overrides, out=self.out, recompute=recompute).plan
+        return Session(self.suite, overrides, out=self.out, recompute=recompute).plan()
 
     def to_do(self, *overrides: str, **options: Any) -> dict[str, int]:
         return Counter(planned.stage.kind for planned in self.plan(*overrides, **options).to_do())
@@ -310,9 +309,9 @@ def test_cells_point_at_what_the_store_holds(bench: Bench) -> None:
     bench.keys(evaluators=["right", "elsewhere"])
     bench.run()
     store = Store.open(bench.out)
-    for cell in make_plan(bench.suite, out=bench.out).cells:
-        assert cell.coreset is not None
-        assert store.has(cell.coreset)
+    for cell in bench.plan().cells:
+        assert cell.coresets
+        assert all(store.has(address) for address in cell.coresets)
         assert set(cell.scores) == {"right", "elsewhere"}
         assert all(store.has(address) for address in cell.scores.values())
         stage = ScoreStage.from_json(store.meta(cell.scores["elsewhere"])["stage"])

@@ -15,7 +15,6 @@ import bpcbench
 from bpcbench.api import Method
 from bpcbench.records import Data, Facts, Inputs, Ref, Split, Transform
 from bpcbench.sampling import per_class
-from bpcbench.session import rows
 from bpcbench_baselines.herding import Herding, greedy_mean
 from bpcbench_baselines.kmeans import KMeans
 from bpcbench_baselines.random_choice import RandomChoice
@@ -158,4 +157,7 @@ def test_the_whole_data_set_is_a_reference_and_not_ranked(write_suite, tmp_path)
     rest = "inferences: {network: {steps: 1}}, networks: {conv-bn: {width: 2}}, seeds: 1"
     suite = write_suite(f"{{protocol: 1, datasets: [digits], ipc: [1], methods: {methods}, {rest}}}")
     bpcbench.run(suite, out=tmp_path / "out", inline=True, track=False, quiet=True)
-    assert {row.method: row.ranked for row in rows(suite, out=tmp_path / "out")} == {"random": True, "all": False}
+    assert {row.method: row.ranked for row in bpcbench.Session(suite, out=tmp_path / "out").rows()} == {
+        "random": True,
+        "all": False,
+    }

@@ -65,7 +65,7 @@ def test_from_disk_come_the_same_rows_as_from_memory(tmp_path: Path) -> None:
 LARGE = """
 import json, resource, sys, time
 import numpy as np
-from bpcbench.records import Data, Facts, Given, Split, Transform
+from bpcbench.records import Data, Facts, Inputs, Split, Transform
 from bpcbench_torch.batches import Batches
 from bpcbench_torch.networks import ConvNN
 from bpcbench_torch.preprocessing import Standardize
@@ -97,7 +97,7 @@ right = all((values[i] == (2.0 if int(row) in written else -2.0)).all() for i, r
 right = right and np.array_equal(np.concatenate([labels.numpy() for _, labels in taken]), order % classes)
 method = VBPC(steps=2, batch=64, network=ConvNN(width=2), pool=2, augmentation="none", learn_labels=False)
 narrow = Data(Facts(shape=(3, 64, 64), classes=2, sizes={"train": count}), Split(images, labels % 2))
-coreset = method.distil(narrow, 1, Given(transform), context(Path(sys.argv[3])))
+coreset = method.distil(narrow, 1, Inputs(transform), context(Path(sys.argv[3])))
 print(json.dumps({"bytes": images.nbytes, "growth": growth, "made": made, "each": each, "right": bool(right),
     "shape": coreset.images.shape, "resident": stream.resident is not None, "peak_growth":
     resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before}))

@@ -16,13 +16,12 @@ import toys
 import yaml
 
 import bpcbench
-from bpcbench import metrics, option, session
+from bpcbench import Session, metrics, option
 from bpcbench.data.splits import load_split, training_data
 from bpcbench.errors import UserError
 from bpcbench.planning.stages import PredictStage
 from bpcbench.records import Facts, Split
 from bpcbench.registry.discovery import Registry
-from bpcbench.reporting import collect
 from bpcbench.running.predictions import read_predictions
 from bpcbench_data.corrupted import SPLITS, Corrupted
 from bpcbench_data.corruptions import corrupted
@@ -196,13 +195,12 @@ def test_corrupted_images_go_through_the_preprocessing_of_the_coreset(
     suite = write_suite(yaml.safe_dump(yaml.safe_load(SUITE) | {"preprocessing": preprocessing}))
     (tmp_path / "data").mkdir()
     where = {"out": tmp_path / "out", "data": str(tmp_path / "data")}
-    (stage,) = [
-        planned.stage for planned in session.prepare(suite, **where).plan.stages if planned.stage.kind == "predict"
-    ]
+    session = Session(suite, **where)
+    (stage,) = [planned.stage for planned in session.plan().stages if planned.stage.kind == "predict"]
     result = bpcbench.run(suite, **where, track=False, inline=True, quiet=True)
     assert result.exit_code == 0
-    prepared = session.prepare(suite, **where)
-    store = prepared.store
+    store = session.store
+    assert store is not None
     assert len(stage.members) == 5
     dots = toys.Dots()
     train = training_data(dots, tmp_path / "data", holdout=False)
@@ -217,7 +215,7 @@ def test_corrupted_images_go_through_the_preprocessing_of_the_coreset(
         images = data.load(tmp_path / "data", split).images
         pixel = plugin.apply(np.asarray(images), arrays)[:, 0, 0, 0]
         np.testing.assert_allclose(found.log_probs[:, 0] - found.log_probs[:, 1], pixel, rtol=1e-4, atol=1e-4)
-    rows = {row.metric: row for row in collect.collect(prepared.plan, store)}
+    rows = {row.metric: row for row in session.rows()}
     snow = [metrics.accuracy(by_split[f"snow-{s}"].log_probs, by_split[f"snow-{s}"].labels) for s in (2, 5)]
     assert rows["snow/acc"].value == pytest.approx(np.mean(snow))
     assert {row.notes for row in rows.values()} == {("toy", "corrupted: toy", "corrupted: generated")}
@@ -230,8 +228,8 @@ def test_an_option_of_the_base_reaches_the_corrupted_images(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "noise").write_bytes(b"some")
     suite = write_suite(SUITE.replace("[dots]", "{dots: {file: noise}}") + "preprocessing: scale\n")
-    prepared = session.prepare(suite, out=tmp_path / "out", data=str(tmp_path / "data"))
-    (stage,) = [planned.stage for planned in prepared.plan.stages if planned.stage.kind == "predict"]
+    plan = Session(suite, out=tmp_path / "out", data=str(tmp_path / "data")).plan()
+    (stage,) = [planned.stage for planned in plan.stages if planned.stage.kind == "predict"]
     assert isinstance(stage, PredictStage)
     bases = [split.dataset.settings().get("base") for split in stage.splits]
     assert bases == [None, *[{"plugin": "dots", "file": "noise"}] * 4]

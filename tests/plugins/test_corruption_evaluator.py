@@ -10,8 +10,10 @@ import pytest
 from bpcbench import metrics
 from bpcbench.errors import Mistakes, UserError
 from bpcbench.figures import Curves
+from bpcbench.planning.published import match
 from bpcbench.records import Facts, Inputs, Predictions, PublishedQuery, Ref, Scores, SplitRef, Transform
 from bpcbench.reporting import Place, Row, build, render
+from bpcbench.store.manifest import PublishedRecord
 from bpcbench.suite.files import load
 from bpcbench.testing import EvaluatorConformance
 from bpcbench_evaluators.corruption import MEASURES, PAPER, CorruptionShift
@@ -180,8 +182,20 @@ def test_the_papers_table_stands_below_ours_in_the_same_columns() -> None:
         "noise": True,
     }
     places = {row.method: Place("cifar10", 10, row.method, "vi", "conv-bn") for row in rows}
-    queries = {place: PublishedQuery(*place, method_options=options) for place in places.values()}
-    table = build(rows, columns, published=[publication()], queries=queries)
+    paper = publication()
+    queries = {
+        place: [PublishedQuery(*place, method_options=options, metric=column) for column in columns]
+        for place in places.values()
+    }
+    published = {
+        place: [
+            PublishedRecord(paper.name, query.metric, number.mean, number.std, number.printed)
+            for query in asked
+            if (number := match([paper], query)) is not None
+        ]
+        for place, asked in queries.items()
+    }
+    table = build(rows, columns, published=published, publications={paper.name: paper.note})
     (below,) = [line for line in table.lines if line.published]
     assert below.method == "vbpc"
     assert [cell.mean for cell in below.cells[:4]] == ["69.8", "0.89", "59.3", "1.20"]

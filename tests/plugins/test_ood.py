@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bpcbench
-from bpcbench import metrics, session
+from bpcbench import Session, metrics
 from bpcbench.errors import UserError
 from bpcbench.figures import Curves
 from bpcbench.planning.stages import ScoreStage
@@ -230,7 +230,7 @@ metrics: [noise/auroc, noise/variance/auroc, noise/mutual_information/auroc]
 examples: 60
 """)
     assert bpcbench.run(suite, out=tmp_path / "out", inline=True, track=False, quiet=True).exit_code == 0
-    rows = session.rows(suite, out=tmp_path / "out")
+    rows = Session(suite, out=tmp_path / "out").rows()
     by_inference = {row.inference: {r.metric: r.value for r in rows if r.inference == row.inference} for row in rows}
     assert set(by_inference["vi"]) ^ set(by_inference["ensemble"]) == {
         f"noise/{score}/{metric}"
@@ -246,7 +246,7 @@ examples: 60
         )
     }
     store = Store.open(tmp_path / "out")
-    for cell in session.plan(suite, out=tmp_path / "out").cells:
+    for cell in Session(suite, out=tmp_path / "out").plan().cells:
         predictions = {}
         stage = ScoreStage.from_json(store.meta(cell.scores["ood"])["stage"])
         for item in stage.predictions:
@@ -255,4 +255,4 @@ examples: 60
         assert predictions["noise"].labels is None
         inside, outside = (np.exp(predictions[name].log_probs).max(1) for name in (None, "noise"))
         expected = oracle.roc_auc_score(np.r_[np.ones(60), np.zeros(60)], np.r_[inside, outside])
-        assert by_inference[cell.inference]["noise/auroc"] == pytest.approx(expected, abs=1e-3)  # float32 ties
+        assert by_inference[cell.at.inference]["noise/auroc"] == pytest.approx(expected, abs=1e-3)  # float32 ties

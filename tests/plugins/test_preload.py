@@ -24,7 +24,7 @@ network = ConvBN(width=4)
 for module in (*inference.preload, *network.preload):
     importlib.import_module(module)
 before = set(sys.modules)
-predictive = inference.fit(testing.toy_coreset(), network, testing.toy_given(), testing.context(Path(sys.argv[1])))
+predictive = inference.fit(testing.toy_coreset(), network, testing.toy_inputs(), testing.context(Path(sys.argv[1])))
 predictive.predict(testing.toy_coreset().images)
 new = sorted(name for name in set(sys.modules) - before if not name.startswith("bpcbench"))
 print(len(new), *new[:20])

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from bpcbench.errors import Mistakes
+from bpcbench.planning.manifest import manifest_of
+from bpcbench.planning.published import match
 from bpcbench.records import Publication, PublishedQuery
 from bpcbench.registry.discovery import Registry
-from bpcbench.reporting import Place, Row, build, match
-from bpcbench.session import prepare
+from bpcbench.reporting import Place, Row, build
+from bpcbench.session import Session
+from bpcbench.store.manifest import PublishedRecord
 from bpcbench_vbpc.published import NUMBERS, publication
 
 HEADER = "table,dataset,ipc,setting,method,metric,mean,std\n"
@@ -185,7 +188,13 @@ def test_the_nll_stands_beside_both_formulas_and_neither_is_ranked(paper: Public
         Row(*place, "c", 0, 0, "classification", metric, 2.0, higher)
         for metric, higher in (("nll", False), ("nll_batch128", None))
     ]
-    table = build(rows, ["nll", "nll_batch128"], published=[paper], queries={place: rkl("conv-in")})
+    records = []
+    for metric in ("nll", "nll_batch128"):
+        number = match([paper], replace(rkl("conv-in"), metric=metric))
+        assert number is not None
+        records.append(PublishedRecord(paper.name, metric, number.mean, number.std, number.printed))
+    notes = {paper.name: paper.note}
+    table = build(rows, ["nll", "nll_batch128"], published={place: records}, publications=notes)
     assert [cell.mean for cell in table.lines[1].cells] == ["2.13", "2.13"]
     assert "its NLL formula for the baselines is not stated" in table.footnotes[-1]
 
@@ -216,12 +225,16 @@ def test_a_plan_knows_the_plugins_behind_its_labels(
     from bpcbench.records import Facts
     from bpcbench_data.mnist import MNIST
 
-    facts = Facts((1, 28, 28), 10, {"train": 60000, "test": 10000})
+    facts = Facts(shape=(1, 28, 28), classes=10, sizes={"train": 60000, "test": 10000})
     monkeypatch.setattr(MNIST, "facts", lambda self, root: facts)
     monkeypatch.setattr(MNIST, "fingerprint", lambda self, root, split: split)
     monkeypatch.setattr(MNIST, "differs", lambda self, root: "")
-    plan = prepare(write_suite(SUITE), out=tmp_path / "out", data=str(tmp_path)).plan
-    shown = {(cell.method, cell.inference): printed(paper, cell.query) for cell in plan.cells if cell.query is not None}
+    plan = Session(write_suite(SUITE), out=tmp_path / "out", data=str(tmp_path)).plan()
+    manifest = manifest_of(plan, source="suite.yaml", request="", publications=[paper])
+    shown = {
+        (group.method, group.inference): "".join(one.printed[0] for one in group.published if one.metric == "acc")
+        for group in manifest.groups
+    }
     assert shown == {
         ("mine", "native"): "96.7",
         ("mine", "vi"): "96.7",
@@ -232,7 +245,8 @@ def test_a_plan_knows_the_plugins_behind_its_labels(
         ("random", "native"): "",
         ("random", "vi"): "",
     }
-    assert {cell.inference: cell.query.native for cell in plan.cells if cell.query} == {"native": True, "vi": False}
+    assert {group.inference: group.native_inference for group in manifest.groups} == {"native": True, "vi": False}
+    assert manifest.publications == {paper.name: paper.note}
 
 
 def test_mistakes_name_every_bad_line(tmp_path: Path) -> None:

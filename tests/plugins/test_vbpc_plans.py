@@ -43,7 +43,7 @@ def test_steps_of_the_evaluation_share_one_coreset(planned: Callable[..., Plan])
     assert len(coresets) == 1
     assert sorted(stage.inference.options["steps"] for stage in predicts) == [10, 20]
     assert {stage.coresets for stage in predicts} == {coresets[0].addresses}
-    assert {cell.coreset for cell in plan.cells} == set(coresets[0].addresses)
+    assert {address for cell in plan.cells for address in cell.coresets} == set(coresets[0].addresses)
     assert len({address for cell in plan.cells for address in cell.scores.values()}) == 2
 
 

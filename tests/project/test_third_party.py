@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from import_path import with_folder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party"
@@ -49,7 +50,7 @@ def installed(tmp_path_factory):
 
 
 def bpcbench(installed: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    environment = {**os.environ, "PYTHONPATH": with_folder(installed)}
     command = [sys.executable, "-m", "bpcbench", *words]
     return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
 
@@ -86,7 +87,7 @@ def test_a_suite_that_names_the_broken_one_is_told(installed, tmp_path):
 
 
 def test_its_own_conformance_tests_pass(installed):
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    environment = {**os.environ, "PYTHONPATH": with_folder(installed)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLE / "test_blend.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout

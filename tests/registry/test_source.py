@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Mine(Base):
     name = "mine"
 
-    def distil(self, data, ipc, given, ctx):
+    def distil(self, data, ipc, inputs, ctx):
         from {library} import lazy
         return lazy.f({library}.maths.f(nll))
 '''
@@ -151,7 +151,7 @@ def changed_by(tree: Tree, classes: list[type[Plugin]], path: str, old: str, new
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [
-        ("{plugin}/method.py", "ipc, given", "ipc, givens"),
+        ("{plugin}/method.py", "ipc, inputs", "ipc, given"),
         ("{plugin}/__init__.py", "", "A = 1"),
         ("{plugin}/beside.py", "f\n", "f as g\n"),
         ("{plugin}/deeper/__init__.py", "1", "2"),

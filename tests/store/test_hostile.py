@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from import_path import with_folder
 from stored import address, forge, put, snapshot
 from toy_runs import flip
 
@@ -340,7 +341,7 @@ def test_a_suite_is_a_regular_file(tmp_path: Path, how: str) -> None:
         name = str(tmp_path / "suite.yaml")
         Path(name).write_text("extends: /dev/zero\n")
     command = [sys.executable, "-m", "bpcbench", "plan", name]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": with_folder(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
@@ -499,7 +500,7 @@ def test_locks_still_exclude(store: Store) -> None:
         "import sys; from pathlib import Path; from bpcbench.store.store import Store\n"
         "with Store.open(Path(sys.argv[1])).lock('s'): pass"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": with_folder(Path(__file__).parents[2])}
     with store.lock("s"):
         command = [sys.executable, "-c", probe, str(store.root)]
         tried = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

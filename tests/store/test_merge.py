@@ -234,7 +234,7 @@ def test_manifests_and_records(ours: Store, theirs: Store) -> None:
     assert json.loads((mine / "suite.json").read_text())["order"] == 1
     for name in ("ended", "later", "new", "same"):
         assert (mine / "runs" / f"{name}.json").read_bytes() == (yours / "runs" / f"{name}.json").read_bytes()
-    assert json.loads((mine / "runs" / "our-ended.json").read_text())["end"] == "2"
+    assert json.loads((mine / "runs" / "our-ended.json").read_text())["ended"] == "2"
     assert not (mine / "runs" / ".tmp").exists()
     assert merged(ours, theirs).records == 0
 

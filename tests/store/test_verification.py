@@ -108,7 +108,7 @@ def test_arrays_with_a_valid_checksum_must_open(store: Store) -> None:
         (lambda place: (place / "suite.json").write_text("{"), "suite.json is not JSON"),
         (lambda place: (place / "suite.json").write_text("{}"), "suite.json names no schema"),
         (lambda place: (place / "suite.json").unlink(), "suite.json cannot be read"),
-        (lambda place: (place / "cells.jsonl").write_text("{}\n[]\n"), "cells.jsonl, line 2 is not a JSON object"),
+        (lambda place: (place / "cells.jsonl").write_text("[]\n{}\n"), "cells.jsonl, line 2 is not a JSON array"),
         (lambda place: (place / "cells.jsonl").unlink(), "cells.jsonl cannot be read"),
         (lambda place: os.mkfifo(place / "runs" / "x.json"), "is not a regular file"),
         (lambda place: (place / "runs" / "x.json").write_text("no"), "x.json is not JSON"),

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import bpcbench
-from bpcbench import session
+from bpcbench import Session
 from bpcbench.suite.files import load, shipped
 
 SUITES = [name for name in sorted(shipped()) if not name.startswith("presets/")]
@@ -54,7 +54,7 @@ def test_a_tuned_preset_sets_what_its_record_says_is_best(path):
 
 @pytest.mark.parametrize("name", [name for name in SUITES if "digits" in name or name == "quickstart"])
 def test_it_can_be_planned(name, tmp_path):
-    plan = session.plan(name, out=tmp_path / "store")
+    plan = Session(name, out=tmp_path / "store").plan()
     assert plan.to_do()
     assert not plan.skipped()
 

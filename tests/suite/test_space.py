@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import bpcbench
-from bpcbench import session
+from bpcbench import Session
 from bpcbench.cli import main
 from bpcbench.errors import BpcbenchError
 from bpcbench.suite import space as tuning
@@ -94,14 +94,14 @@ def test_each_method_is_judged_under_one_inference(registry):
 def test_wrong_declarations_are_refused(text, complaint, tmp_path):
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(BpcbenchError, match=complaint):
-        session.tune(str(tmp_path / "s.yaml"), out=tmp_path / "store", inline=True)
+        Session(str(tmp_path / "s.yaml"), out=tmp_path / "store", inline=True).tune()
     assert not (tmp_path / "store").exists()
 
 
 def test_a_mistake_of_the_suite_is_said_once(tmp_path):
     (tmp_path / "s.yaml").write_text(SUITE.replace("kmeans: {iterations: 7}", "kmeans: {iteration: 7}"))
     with pytest.raises(BpcbenchError) as caught:
-        session.tune(str(tmp_path / "s.yaml"), out=tmp_path / "store", inline=True)
+        Session(str(tmp_path / "s.yaml"), out=tmp_path / "store", inline=True).tune()
     assert str(caught.value).count("did you mean 'iterations'") == 1
 
 

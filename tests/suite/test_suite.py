@@ -74,7 +74,7 @@ def test_a_plugin_declares_itself_the_default(install: Install, write_suite: Wri
         "preprocessing: missing: 2 installed plugins are the default preprocessing; name one "
         "(allowed: standardize, usual)"
     )
-    del found.classes["prerequisite", "standardize"]
+    del found.classes["preprocessing", "standardize"]
     assert load(found, write_suite(text)).settings["digits", 1].preprocessing == {"default": Usual()}
     chosen = load(found, write_suite(text + "preprocessing: heir\n")).settings["digits", 1].preprocessing
     assert chosen == {"default": Heir()}

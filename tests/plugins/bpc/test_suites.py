@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from bpcbench import session
+from bpcbench import Session
 from bpcbench.suite.files import load
 
 
@@ -71,7 +71,7 @@ def test_the_papers_table_has_the_same_settings(registry):
 
 
 def test_all_methods_share_the_experts_and_their_size_is_planned(tmp_path):
-    plan = session.plan("bpc:digits", out=tmp_path / "store")
+    plan = Session("bpc:digits", out=tmp_path / "store").plan()
     assert not plan.skipped()
     experts = [planned for planned in plan.to_do() if planned.plugin == "trajectories"]
     assert [planned.stage.members for planned in experts] == [(f"{index:03d}",) for index in range(10)]
@@ -92,9 +92,9 @@ def test_more_experts_keep_those_that_are_there(tmp_path):
         ),
     ]
     out = tmp_path / "store"
-    plan = session.plan("bpc:digits", small, out=out)
+    plan = Session("bpc:digits", small, out=out).plan()
     assert len([p for p in plan.to_do() if p.plugin == "trajectories"]) == 2
-    more = session.plan("bpc:digits", [*small, "methods.bpc-fkl.experts=3"], out=out)
+    more = Session("bpc:digits", [*small, "methods.bpc-fkl.experts=3"], out=out).plan()
     members = {p.stage.id for p in more.to_do() if p.plugin == "trajectories"}
     assert {p.stage.id for p in plan.to_do() if p.plugin == "trajectories"} < members
     assert len(members) == 3
