@@ -34,7 +34,8 @@ STYLE = (
     ".bpc-figure{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;max-width:100%;height:auto}"
     ".bpc-figure .title{font-size:13px;font-weight:600}.bpc-figure .small{font-size:11px}"
     ".bpc-figure .line{fill:none;stroke:currentColor;stroke-width:1.6;stroke-linejoin:round;stroke-linecap:round}"
-    ".bpc-figure .light{fill:#fff}.bpc-figure .mark{fill:currentColor}.bpc-figure .band{fill:currentColor;fill-opacity:.16}"
+    ".bpc-figure .light{fill:#fff}.bpc-figure .mark{fill:currentColor}"
+    ".bpc-figure .band{fill:currentColor;fill-opacity:.16}"
     ".bpc-figure .axis,.bpc-figure .grid{fill:none;stroke-width:1}"
     + _rules(_LIGHT, COLOURS)
     + f"@media (prefers-color-scheme:dark){{{_rules(_DARK, ('#2D8FD5', *COLOURS[1:6], '#eee'))}}}"

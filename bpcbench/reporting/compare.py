@@ -32,7 +32,8 @@ class Change:
 
     def cells(self) -> tuple[str, str, str]:
         """Return the change as the texts of a line under `CHANGE_HEADINGS`."""
-        return (self.what, *(ABSENT if side is None else side for side in (self.before, self.after)))
+        before, after = (ABSENT if side is None else side for side in (self.before, self.after))
+        return (self.what, before, after)
 
 
 class Spot(NamedTuple):
@@ -96,10 +97,14 @@ class Comparison:
     only_after: tuple[str, ...]
 
     @property
+    def changed(self) -> tuple[Shift, ...]:
+        """The numbers that are not the same."""
+        return tuple(shift for shift in self.shifts if not shift.same)
+
+    @property
     def equal(self) -> bool:
         """Whether nothing at all differs."""
-        same = all(shift.same for shift in self.shifts)
-        return same and not (self.options or self.versions or self.only_before or self.only_after)
+        return not (self.changed or self.options or self.versions or self.only_before or self.only_after)
 
     def sentences(self) -> Iterator[str]:
         """Yield what is to be said beside the tables."""
@@ -107,15 +112,15 @@ class Comparison:
             yield "Nothing differs."
         if not self.shifts:
             yield "No cell of both has results that could be compared."
-        elif all(shift.same for shift in self.shifts):
-            yield f"All {len(self.shifts)} numbers that both have are the same."
+        elif same := sum(shift.same for shift in self.shifts):
+            yield f"{same} of {len(self.shifts)} numbers that both have are the same in both, and not listed."
         for side, names in (("A", self.only_before), ("B", self.only_after)):
             if names:
                 yield f"Only in {side}: {'; '.join(names)}."
-        if any(not shift.same for shift in self.shifts):
+        if self.changed:
             yield (
-                "Differences are B less A over the same seeds, coresets paired by seed after averaging their evaluations; "
-                "better and worse are said where the 95 % t-interval leaves out zero."
+                "Differences are B less A over the same seeds: evaluations are averaged per coreset, coresets paired "
+                "by seed. The verdict is better or worse where the 95 % t-interval excludes zero."
             )
 
 
@@ -141,7 +146,9 @@ def shifts(before: Sequence[Row], after: Sequence[Row], metrics: Sequence[str]) 
     coresets of both are one pair.
     """
     ours, theirs = _numbers(before, metrics), _numbers(after, metrics)
-    for spot, mine in ours.items():
+    places = list(dict.fromkeys(spot[:5] for spot in ours))
+    order = {spot: (places.index(spot[:5]), list(metrics).index(spot.metric)) for spot in ours}
+    for spot, mine in sorted(ours.items(), key=lambda item: order[item[0]]):
         other = theirs.get(spot, {})
         shared = [seeds for seeds in mine if seeds in other]
         if not shared:
@@ -159,7 +166,7 @@ def shifts(before: Sequence[Row], after: Sequence[Row], metrics: Sequence[str]) 
 
 
 def comparison_text(comparison: Comparison, format: PlainFormat = "text") -> str:  # noqa: A002
-    """Return a comparison as text or Markdown; as CSV only the numbers."""
+    """Return a comparison as text or Markdown; as CSV only the numbers, those that are the same too."""
     if format == "csv":
         return plain(NUMBER_HEADINGS, [shift.cells() for shift in comparison.shifts], "csv")
     parts = [f"A: {comparison.before}\nB: {comparison.after}\n"]
@@ -167,8 +174,8 @@ def comparison_text(comparison: Comparison, format: PlainFormat = "text") -> str
         if changes:
             body = plain(CHANGE_HEADINGS, [change.cells() for change in changes], format)
             parts.append(f"{_heading(title, format)}\n{body}")
-    if comparison.shifts:
-        body = plain(NUMBER_HEADINGS, [shift.cells() for shift in comparison.shifts], format)
+    if comparison.changed:
+        body = plain(NUMBER_HEADINGS, [shift.cells() for shift in comparison.changed], format)
         parts.append(f"{_heading('Numbers', format)}\n{body}")
     parts += [f"{sentence}\n" for sentence in comparison.sentences()]
     return "\n".join(parts)

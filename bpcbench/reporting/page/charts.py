@@ -174,13 +174,21 @@ def curve_chart(
     *,
     log_x: bool = False,
     markers: bool = True,
+    diagonal: bool = False,
 ) -> Html:
-    """Return curves with bands over the axes (x, y), and lines across for what has no curve."""
+    """Return curves with bands over the axes (x, y), and lines across for what has no curve.
+
+    With `diagonal` both axes go from 0 to 1, and a line shows where x and y are equal.
+    """
     x, y = axes
     every = [trace.series for trace in traces]
     heights = [v for one in every for v in (*one.y, *one.low, *one.high)] + [level.y for level in levels]
     x_axis = spanning((v for one in every for v in one.x), 0.02 if markers else 0.0, log_x)
-    frame = _frame(title, note, x_axis, spanning(heights), x, y)
+    unit = Axis(0, 1)
+    frame = _frame(title, note, unit if diagonal else x_axis, unit if diagonal else spanning(heights), x, y)
+    if diagonal:
+        corners = f"M{frame.left:.1f} {frame.bottom:.1f}L{frame.right:.1f} {frame.top:.1f}"
+        frame.paper.path("axis", corners, ' stroke-dasharray="2 3"')
     for level in levels:
         if math.isfinite(level.y):
             frame.paper.add(f'<g class="{key.colour(level.method)}">')
@@ -203,7 +211,7 @@ def curve_chart(
         if markers:
             frame.paper.path("mark", "".join(f"M{place}{key.marker(trace.method)}" for place in places))
         frame.paper.add(f"{_tip(trace.label)}</g>")
-    names = "; ".join(one.label for one in (*traces, *levels))
+    names = "; ".join([*(trace.label for trace in traces), *(level.label for level in levels)])
     return _finished(frame, f"{y} against {x}: {names}")
 
 

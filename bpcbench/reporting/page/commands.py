@@ -17,9 +17,12 @@ _PLAIN = re.compile(r"[\w+-]+")
 
 
 def run_command(invocation: Invocation) -> str:
-    """Return the command of the latest run, or one that repeats it."""
-    command = invocation.runs[-1].command if invocation.runs else ""
-    return command or shlex.join(["bpcbench", "run", invocation.source, *invocation.overrides])
+    """Return the command of the latest run, or one that repeats it where another command started the run."""
+    verb = "tune" if invocation.purpose == "tune" else "run"
+    for run in reversed(invocation.runs):
+        if run.command.startswith(f"bpcbench {verb} "):
+            return run.command
+    return shlex.join(["bpcbench", verb, invocation.source, *invocation.overrides])
 
 
 def line_command(invocation: Invocation, group: Group) -> str:

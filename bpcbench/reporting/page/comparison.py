@@ -25,9 +25,9 @@ def comparison_page(comparison: Comparison) -> str:
     ):
         if changes:
             parts.append(section(anchor, title, table(CHANGE_HEADINGS, [_cells(change) for change in changes])))
-    if comparison.shifts:
+    if comparison.changed:
         lines = []
-        for shift in comparison.shifts:
+        for shift in comparison.changed:
             *cells, verdict = shift.cells()
             strong = verdict in ("better", "worse", "larger", "smaller")
             lines.append((*cells, element("b", verdict) if strong else element("span", verdict)))

@@ -65,7 +65,8 @@ def cost_charts(table: Table, costs: Sequence[Cost], metrics: Sequence[str], key
     ranked = {(line.method, line.inference, line.network) for line in table.lines if line.ranked}
     seconds = {(c.dataset, c.ipc, c.method, c.inference, c.network): c.distil.mean + (c.share or 0.0) for c in costs}
     several = len({cost.network for cost in costs}) > 1
-    charts, skipped = [], 0
+    charts: list[Html] = []
+    skipped = 0
     for (dataset, ipc, metric), (unit, higher, cells) in _blocks(table, metrics).items():
         dots = {
             line: Dot(
@@ -115,7 +116,8 @@ def anytime_charts(view: View, table: Table, metrics: Sequence[str], key: Key) -
         return None
     found = points(invocation.manifest, view.store, metrics)
     several = len({point.network for point in found}) > 1
-    charts, skipped = [], 0
+    charts: list[Html] = []
+    skipped = 0
     for (dataset, ipc, metric), (unit, _, cells) in _blocks(table, metrics).items():
         curves: dict[_Line, list[Point]] = {}
         for point in found:

@@ -46,9 +46,13 @@ def state(progress: Progress) -> str:
     """Return in a few words how many cells have results."""
     total = len(progress.done) + len(progress.running) + len(progress.failed) + len(progress.missing)
     words = [f"{len(progress.done):,} of {total:,} evaluations have results"]
-    for name in ("running", "failed", "missing", "skipped"):
-        if number := len(getattr(progress, name)):
-            words.append(f"{number:,} {name}")
+    others = (
+        ("running", progress.running),
+        ("failed", progress.failed),
+        ("not run yet", progress.missing),
+        ("skipped", progress.skipped),
+    )
+    words += [f"{len(cells):,} {name}" for name, cells in others if cells]
     return ", ".join(words)
 
 
@@ -92,8 +96,8 @@ def settings(view: View) -> Html:
                 seen.setdefault((role, label, _configured(plugin)), []).append(where)
     several = Counter((role, label) for role, label, _ in seen)
     listed = []
-    for (role, label, configured), where in seen.items():
-        only = ", ".join(dict.fromkeys(where)) if several[role, label] > 1 else ""
+    for (role, label, configured), places in seen.items():
+        only = ", ".join(dict.fromkeys(places)) if several[role, label] > 1 else ""
         listed.append((label, role, configured, only))
     parts.append(table(("label", "kind", "plugin, version and options", "where"), _capped(listed)))
     document = json.dumps(manifest.document, indent=1, ensure_ascii=False, default=str)
@@ -134,7 +138,7 @@ def provenance(view: View, command: str) -> Html:
 
 
 def _environments(view: View) -> dict[str, str]:
-    """Return where the scores were made: the values that occur, by name; one evaluation of each coreset is looked at."""
+    """Return where the scores were made: the values that occur, by name, in one evaluation per coreset."""
     values: dict[str, Counter[str]] = {}
     one_each = {(id(cell.group), cell.distil_seed): cell for cell in view.manifest.cells if cell.step is None}
     for cell in one_each.values():

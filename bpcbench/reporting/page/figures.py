@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from bpcbench.figures import Curves, Figure, Reliability, draw, figure_from_json
+from bpcbench.figures import Curves, Figure, Reliability, Series, draw, figure_from_json
 from bpcbench.reporting.page.charts import Key, Trace, curve_chart
 from bpcbench.reporting.page.document import folded, picture
 from bpcbench.reporting.page.markup import Html, element, joined
@@ -17,6 +17,7 @@ FIGURES = 24
 """So many figures of one name are in a page."""
 _COMPARED = 4
 """Curves of so many names are compared in each figure."""
+_CALIBRATION = "calibration"
 _TITLES = {"reliability": "Reliability", "risk_coverage": "Risk and coverage"}
 _Found = dict[tuple[str, str], list[tuple[Group, Figure]]]
 
@@ -30,18 +31,17 @@ def evaluator_figures(view: View, key: Key) -> Html | None:
     parts = []
     for (evaluator, name), figures in found.items():
         title = _TITLES.get(name, name.replace("_", " ").capitalize())
-        compared = _comparisons([(group, one) for group, one in figures if isinstance(one, Curves)], key)
+        compared = _comparisons([(group, _curves(one)) for group, one in figures], key)
         each = [_card(group, figure) for group, figure in figures[:FIGURES]]
         left_out = len(figures) - len(each)
         more = element("p", f"{left_out} further ones are not shown.", class_="note") if left_out > 0 else None
-        square = all(isinstance(figure, Reliability) for _, figure in figures)
-        alone = joined((element("div", *each, class_="cards small" if square else "cards"), more))
+        alone = joined((element("div", *each, class_="cards"), more))
         parts.append(
             folded(
                 f"{title} ({evaluator})" if several else title,
                 element("div", *compared, class_="cards") if compared else None,
                 folded("Each line on its own", alone) if compared else alone,
-                opened=square or bool(compared),
+                opened=bool(compared),
             )
         )
     words = "Of the first coreset and the first evaluation of each line."
@@ -79,15 +79,29 @@ def _card(group: Group, figure: Figure) -> Html:
     )
 
 
-def _comparisons(figures: Sequence[tuple[Group, Curves]], key: Key) -> list[Html]:
+def _curves(figure: Figure) -> Curves | None:
+    """Return what of a figure can be compared: curves as they are, and accuracy against confidence."""
+    if isinstance(figure, Reliability):
+        bins = [
+            (confidence, accuracy)
+            for confidence, accuracy, count in zip(figure.confidence, figure.accuracy, figure.count, strict=True)
+            if count
+        ]
+        series = Series([x for x, _ in bins], [y for _, y in bins])
+        return Curves("", "confidence", "accuracy", {_CALIBRATION: series})
+    return figure if isinstance(figure, Curves) else None
+
+
+def _comparisons(figures: Sequence[tuple[Group, Curves | None]], key: Key) -> list[Html]:
     """Return a chart per data set, ipc, network and name of a curve, with that curve of every line."""
     blocks: dict[tuple[str, int, str], list[tuple[Group, Curves]]] = {}
     for group, figure in figures:
-        blocks.setdefault((group.dataset, group.ipc, group.network), []).append((group, figure))
+        if figure is not None:
+            blocks.setdefault((group.dataset, group.ipc, group.network), []).append((group, figure))
     charts = []
     for (dataset, ipc, network), mine in blocks.items():
         names = [name for name in dict.fromkeys(n for _, f in mine for n in f.series) if _differs(name, mine)]
-        for name in names[:_COMPARED] if len(mine) > 1 else ():
+        for name in names[:_COMPARED]:
             with_it = [(group, figure) for group, figure in mine if name in figure.series]
             traces = [
                 Trace(f"{group.method} / {group.inference}", group.method, group.inference, figure.series[name])
@@ -103,6 +117,7 @@ def _comparisons(figures: Sequence[tuple[Group, Curves]], key: Key) -> list[Html
                 key,
                 log_x=first.log_x,
                 markers=first.markers,
+                diagonal=name == _CALIBRATION,
             )
             where = {"data_dataset": dataset, "data_ipc": str(ipc), "data_network": network}
             charts.append(element("figure", chart, class_="card", data_filtered=True, **where))
@@ -110,10 +125,7 @@ def _comparisons(figures: Sequence[tuple[Group, Curves]], key: Key) -> list[Html
 
 
 def _differs(name: str, figures: Sequence[tuple[Group, Curves]]) -> bool:
-    """Tell whether a curve says something of the lines: chance, for one, is the same for all."""
-    series: list[Mapping[str, object]] = [{"s": f.series[name]} for _, f in figures if name in f.series]
-    return (
-        len(series) > 1
-        and any(one != series[0] for one in series)
-        and all(len(f.series[name].x) > 2 for _, f in figures if name in f.series)
-    )
+    """Tell whether a curve distinguishes the lines: that of chance, for one, is a straight line."""
+    series = [figure.series[name] for _, figure in figures if name in figure.series]
+    straight = name != _CALIBRATION and any(len(one.x) < 3 for one in series)
+    return len(series) > 1 and not straight and any(one != series[0] for one in series)

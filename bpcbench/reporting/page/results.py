@@ -11,7 +11,7 @@ from bpcbench.reporting.collect import place_of
 from bpcbench.reporting.page.commands import line_command
 from bpcbench.reporting.page.markup import Html, element, joined, scrolling
 from bpcbench.reporting.rows import Place, Row, number
-from bpcbench.reporting.table import Cell, Column, Group, Line, Table
+from bpcbench.reporting.table import MISSING, Cell, Column, Group, Line, Table
 from bpcbench.reporting.view import View
 from bpcbench.stats import Summary
 from bpcbench.store.manifest import Group as CellGroup
@@ -138,15 +138,12 @@ def _block(
     inside = [groups[place] for place in groups if (place.dataset, place.ipc) == (group.dataset, group.ipc)]
     common = [note for note in inside[0].notes if all(note in one.notes for one in inside)] if inside else []
     heads = [element("th", name, scope="col", data_label=name) for name in table.labels]
-    for column in group.columns:
-        heads.append(_heading(view, column, columns.index(column), column.metric in metrics.shown))
+    heads += [_heading(view, one, columns.index(one), one.metric in metrics.shown) for one in group.columns]
     rows = []
     for line in table.lines:
         cells = line.cells[start : start + len(group.columns)]
         place = Place(group.dataset, group.ipc, line.method, line.inference, line.network)
-        if place in groups and (
-            not line.published or any(cell.summary is not None or cell.mean != "—" for cell in cells)
-        ):
+        if place in groups and (not line.published or any(cell.mean != MISSING for cell in cells)):
             rows.append(_row(view, table, line, cells, group.columns, columns, groups[place], common))
     if not rows:
         return Html("")
