@@ -171,8 +171,12 @@ def _as_json(planned: PlannedStage) -> dict[str, object]:
 
 def report(arguments: argparse.Namespace) -> int:
     """Print the table of what the store has."""
-    _check_output(arguments.output)
+    check_output(arguments.output)
+    if arguments.open and arguments.format != "html":
+        raise UserError("--open shows a page: add --format html")
     view = suite_session(arguments).view()
+    if arguments.format == "html" and not (arguments.against or arguments.costs):
+        return _page(arguments, view)
     if arguments.against:
         text = _pairs(arguments, view)
     elif arguments.costs:
@@ -188,14 +192,26 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(output: str | None) -> None:
+def _page(arguments: argparse.Namespace, view: View) -> int:
+    from bpcbench.commands.page import write_page
+    from bpcbench.reporting.page import report_page
+
+    page = report_page(view, _metrics(arguments))
+    for note in view.store.messages:
+        print(f"note: {note}", file=sys.stderr)
+    write_page(page, arguments.output, view.manifest.name, show=arguments.open)
+    return 0
+
+
+def check_output(output: str | None) -> None:
+    """Raise UserError unless a file can be written there, as far as can be told beforehand."""
     if output is not None and (not Path(output).absolute().parent.is_dir() or Path(output).is_dir()):
         raise UserError(f"--output {output}: there is no such folder to write a file into")
 
 
 def tune(arguments: argparse.Namespace) -> int:
     """Run the trials of a suite and write the preset, and the trials beside it."""
-    _check_output(arguments.output)
+    check_output(arguments.output)
     output = Path(arguments.output) if arguments.output else None
     record = output.parent / "records" / f"{output.stem}.csv" if output else None
     if record and ((record.parent.exists() and not record.parent.is_dir()) or record.is_dir()):
