@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bpcbench.reporting.collect import Progress
-from bpcbench.reporting.costs import FOOTNOTE, HEADINGS, Cost
+from bpcbench.reporting.costs import COLUMNS, FOOTNOTES, Cost
 from bpcbench.reporting.page.document import folded
 from bpcbench.reporting.page.markup import Html, element, joined, table
+from bpcbench.reporting.table import Cell
 from bpcbench.reporting.view import View
 from bpcbench.store.manifest import CellRecord, PluginRecord
 
@@ -60,7 +61,16 @@ def cost_table(costs: Sequence[Cost]) -> Html | None:
     """Return what every line took."""
     if not costs:
         return None
-    return joined((table(HEADINGS, [cost.cells() for cost in costs]), element("p", FOOTNOTE, class_="note")))
+    headings = ("data set", "ipc", "method", "inference", "network", *(column.metric for column in COLUMNS))
+    lines = [
+        (cost.dataset, cost.ipc, cost.method, cost.inference, cost.network, *map(_cost_text, cost.cells()))
+        for cost in costs
+    ]
+    return joined((table(headings, lines), *(element("p", note, class_="note") for note in FOOTNOTES)))
+
+
+def _cost_text(cell: Cell) -> str:
+    return f"{cell.mean}±{cell.spread}" if cell.spread else cell.mean
 
 
 def settings(view: View) -> Html:
