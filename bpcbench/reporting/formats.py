@@ -155,7 +155,9 @@ def _text(table: Table, grid: _Grid, color: bool, width: int | None) -> str:
         rule = "─" * len(panel[0])
         out += [*([""] if out else []), *panel[:2], rule, *panel[2:], rule]
     legend = _legend(table, grid, *(("bold", "underlined") if color else ("*", "_")), "~", "*")
-    notes = [textwrap.fill(_flat(note), wide, subsequent_indent="  ") for note in (*legend, *table.footnotes)]
+    # A command in a footnote must survive being copied.
+    fill = textwrap.TextWrapper(wide, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False).fill
+    notes = [fill(_flat(note)) for note in (*legend, *table.footnotes)]
     return _lines(*(line.rstrip() for line in out), *notes)
 
 
@@ -299,7 +301,8 @@ def _finite(value: Any) -> Any:
 
 def _legend(table: Table, grid: _Grid, best: str, second: str, tie: str, nonzero: str) -> list[str]:
     if table.baseline:
-        return [f"{nonzero} The 95 % interval excludes zero."]
+        marked = any(cell.nonzero for line in table.lines for cell in line.cells)
+        return [f"{nonzero} The 95 % interval excludes zero."] if marked else []
     if not any(cell.best for line in table.lines for cell in line.cells):
         return []
     noise = f", {tie} not distinguishable from the best ({table.test})" if table.test else ""

@@ -59,10 +59,10 @@ class Cell:
 
     `summary` is None where there is no number; its `n` is 0 for a published one, whose n is not known. `count` is n
     where it must be shown because it is not the usual one of the table, and `asked` the number of distil seeds that
-    the suite asks for where fewer have results. `seeds` are the evaluation seeds that were averaged; with `partial` they
-    are not those of the rest of the column. `untested` says that the difference to the best could not be tested.
-    `interval` is the text of an interval, where a table has them, and `nonzero` says that it excludes zero. `notes` are
-    those of its rows.
+    the suite asks for where fewer have results. `seeds` are the evaluation seeds that were averaged; with `partial`
+    they are not those of the rest of the column. `untested` says that the difference to the best could not be tested.
+    `interval` is the text of an interval, where a table has them, and `nonzero` says that it excludes zero. `notes`
+    are those of its rows.
     """
 
     summary: Summary | None = None
