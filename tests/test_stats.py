@@ -11,7 +11,18 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpcbench.stats import Difference, Summary, paired_difference, ranks, summarise, t_interval, tied
+from bpcbench.stats import (
+    Difference,
+    Summary,
+    negligible,
+    paired_difference,
+    paired_test,
+    ranks,
+    summarise,
+    t_interval,
+    tied,
+    welch_test,
+)
 
 INF, NAN = math.inf, math.nan
 numbers = st.floats(-1e6, 1e6)
@@ -190,3 +201,60 @@ def test_a_stricter_level_ties_more() -> None:
     a, b = summary(0.50, 0.02, 4), summary(0.54, 0.02, 4)
     assert not tied(a, b, level=0.95)
     assert tied(a, b, level=0.99)
+
+
+# SciPy squares differences, which underflows below 1e-160; these tests are not about that.
+moderate = st.integers(-100_000, 100_000).map(lambda number: number / 1000)
+values = st.lists(st.tuples(moderate, moderate), min_size=2, max_size=8)
+
+
+def test_tiny_differences_do_not_underflow() -> None:
+    assert paired_test({0: 0.0, 1: 0.0}, {0: 0.0, 1: 1e-260}) == pytest.approx(0.5)
+
+
+@settings(deadline=None)
+@given(values)
+def test_the_paired_test_is_that_of_scipy(pairs: list[tuple[float, float]]) -> None:
+    a, b = (dict(enumerate(side)) for side in zip(*pairs, strict=True))
+    p = paired_test(a, b)
+    if p is None:
+        assert np.std([x - y for x, y in pairs]) <= 1e-9
+    else:
+        assert p == pytest.approx(scipy.stats.ttest_rel(list(a.values()), list(b.values())).pvalue, rel=1e-4, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(values, values)
+def test_the_unpaired_test_is_that_of_scipy(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> None:
+    a, b = ([x for x, _ in side] for side in (one, other))
+    p = welch_test(*(summarise({i: [x] for i, x in enumerate(side)}) for side in (a, b)))
+    if p is not None and min(np.std(a), np.std(b)) > 1e-6:
+        assert p == pytest.approx(scipy.stats.ttest_ind(a, b, equal_var=False).pvalue, rel=1e-4, abs=1e-9)
+
+
+def test_the_paired_test_uses_shared_keys_only() -> None:
+    a, b = {0: 1.0, 1: 2.0, 2: 4.0, 7: 100.0}, {2: 1.0, 1: 1.0, 0: 1.0, 9: -100.0}
+    assert paired_test(a, b) == pytest.approx(scipy.stats.ttest_rel([1, 2, 4], [1, 1, 1]).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ({}, {}),
+        ({0: 1.0}, {0: 2.0}),
+        ({0: 1.0, 1: 2.0}, {0: 2.0, 2: 2.0}),
+        ({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}),
+        ({0: 0.6, 1: 0.7, 2: 0.8}, {0: 0.5, 1: 0.6, 2: 0.7}),
+        ({0: INF, 1: 2.0}, {0: 2.0, 1: 2.0}),
+        ({0: NAN, 1: 2.0}, {0: 2.0, 1: 2.0}),
+    ],
+    ids=["nothing", "one pair", "one in common", "identical", "equal differences", "inf", "nan"],
+)
+def test_there_is_no_paired_test_where_no_noise_can_be_estimated(a: dict[int, float], b: dict[int, float]) -> None:
+    assert paired_test(a, b) is None
+
+
+def test_a_spread_is_negligible_if_it_is_rounding() -> None:
+    assert negligible(abs((0.8 - 0.7) - (0.6 - 0.5)), [0.8, 0.7])
+    assert negligible(0.0, [])
+    assert not negligible(1e-9, [0.8])

@@ -183,9 +183,9 @@ def report(arguments: argparse.Namespace) -> int:
     for note in (*view.notes, *view.store.messages):
         print(f"note: {note}", file=sys.stderr)
     if arguments.output:
-        Path(arguments.output).write_text(text + "\n")
+        Path(arguments.output).write_text(text.rstrip("\n") + "\n")
     else:
-        print(text)
+        print(text.rstrip("\n"))
     return 0
 
 

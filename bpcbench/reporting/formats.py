@@ -299,7 +299,8 @@ def _finite(value: Any) -> Any:
 
 def _legend(table: Table, grid: _Grid, best: str, second: str, tie: str, nonzero: str) -> list[str]:
     if table.baseline:
-        return [f"{nonzero} The 95 % interval excludes zero."]
+        marked = any(cell.nonzero for line in table.lines for cell in line.cells)
+        return [f"{nonzero} The 95 % interval excludes zero."] if marked else []
     if not any(cell.best for line in table.lines for cell in line.cells):
         return []
     noise = f", {tie} not distinguishable from the best ({table.test})" if table.test else ""

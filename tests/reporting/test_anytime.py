@@ -11,9 +11,7 @@ import pytest
 
 from bpcbench import Session, cli
 from bpcbench.reporting.anytime import kept_snapshots, pictures, points, progress
-from bpcbench.reporting.pairs import pairs
 from bpcbench.reporting.plain import plain
-from bpcbench.reporting.rows import Row
 from bpcbench.reporting.view import View
 from bpcbench.running.run import Result
 
@@ -160,32 +158,6 @@ def test_wrong_steps_are_refused(folder: Path, capsys: pytest.CaptureFixture[str
         cli.main(["anytime", str(folder / "curves.yaml"), "--steps", "0,ten"])
     assert left.value.code == 2
     assert "0,100,1000" in capsys.readouterr().err
-
-
-def _row(method: str, seed: int, evaluation: int, value: float, coreset: str) -> Row:
-    return Row(
-        "digits", 1, method, "vi", "conv-bn", coreset, seed, evaluation, "classification", "acc", value, True, "percent"
-    )
-
-
-def test_pairs_average_evaluations_and_pair_seeds() -> None:
-    rows = [
-        *(_row("a", seed, e, 0.5 + 0.1 * seed + 0.01 * e, f"a{seed}") for seed in range(3) for e in range(2)),
-        *(_row("b", seed, e, 0.4, f"b{seed}") for seed in range(3) for e in range(2)),
-    ]
-    (pair,) = pairs(rows, "b", ["acc"])
-    assert pair.difference.n == 3
-    assert pair.difference.mean == pytest.approx(0.205)
-    assert pair.difference.low is not None
-    assert pair.difference.low < 0.205
-    assert pair.cells()[6] == "+20.5 points"
-
-
-def test_two_deterministic_methods_are_one_pair() -> None:
-    rows = [_row(method, seed, 0, value, method) for method, value in (("a", 0.6), ("b", 0.4)) for seed in range(3)]
-    (pair,) = pairs(rows, "b", ["acc"])
-    assert pair.difference.n == 1
-    assert pair.difference.low is None
 
 
 def test_plain_tables() -> None:

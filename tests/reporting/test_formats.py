@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from bpcbench.errors import UserError
 from bpcbench.records import Unit
-from bpcbench.reporting import FORMATS, Format, Place, Row, Table, build, render
+from bpcbench.reporting import FORMATS, Asked, Format, Place, Row, Table, build, render
 from bpcbench.store.manifest import PublishedRecord
 
 TEXT = """\
@@ -27,10 +28,11 @@ near                    90.5±2.1   _~  0.060±0.014 *
 herding                 50.0 (n=1)       inf (n=1)
 whole                   98.5±0.7           —
 ────────────────────────────────────────────────────
-In each column: * best, _ second, ~ not distinguishable from the best (Welch's
-  t-test at the 0.05 level).
+In each column: * best, _ second, ~ not distinguishable from the best (paired
+  t-test at the 0.05 level, Welch's t-test where seeds cannot be paired).
 ± is the sample standard deviation over n coresets of their means over
   evaluation seeds; n = 2 unless given in brackets.
+With n = 2 only very large differences can be told apart.
 No result (—): 1 of 8 cells.
 Not finite, and so not ranked: 1 of 8 cells.
 Shown for reference, not ranked: whole.
@@ -45,14 +47,15 @@ MARKDOWN = """\
 
 | method | mnist ipc 1<br>acc % ↑ | mnist ipc 1<br>nll ↓ |
 | --- | ---: | ---: |
-| my_method | **91.0**±1.4 | <u>0.36</u>±0.01 |
+| my_method | **91.0**±1.4 | <ins>0.36</ins>±0.01 |
 | my_method (published) | 96.7±0.4 | — |
-| near | <u>90.5</u>±2.1 ~ | **0.060**±0.014 |
+| near | <ins>90.5</ins>±2.1 \\~ | **0.060**±0.014 |
 | herding | 50.0 (n=1) | inf (n=1) |
 | whole | 98.5±0.7 | — |
 
-- In each column: **bold** best, <u>underlined</u> second, \\~ not distinguishable from the best (Welch's t-test at the 0.05 level).
+- In each column: **bold** best, <ins>underlined</ins> second, \\~ not distinguishable from the best (paired t-test at the 0.05 level, Welch's t-test where seeds cannot be paired).
 - ± is the sample standard deviation over n coresets of their means over evaluation seeds; n = 2 unless given in brackets.
+- With n = 2 only very large differences can be told apart.
 - No result (—): 1 of 8 cells.
 - Not finite, and so not ranked: 1 of 8 cells.
 - Shown for reference, not ranked: whole.
@@ -79,22 +82,22 @@ whole & 98.5$\pm$0.7 & --- \\
 \bottomrule
 \end{tabular}
 \par\smallskip
-\parbox{\linewidth}{\footnotesize In each column: \textbf{bold} best, \underline{underlined} second, $^{\sim}$ not distinguishable from the best (Welch's t-test at the 0.05 level). $\pm$ is the sample standard deviation over n coresets of their means over evaluation seeds; n = 2 unless given in brackets. No result (---): 1 of 8 cells. Not finite, and so not ranked: 1 of 8 cells. Shown for reference, not ranked: whole. Marked subset: mnist. Lines marked (published) are printed in A \& B, 2025 and not ranked here. Its $\pm$ need not mean the same. No published number for near, herding, whole.}
+\parbox{\linewidth}{\footnotesize In each column: \textbf{bold} best, \underline{underlined} second, $^{\sim}$ not distinguishable from the best (paired t-test at the 0.05 level, Welch's t-test where seeds cannot be paired). $\pm$ is the sample standard deviation over n coresets of their means over evaluation seeds; n = 2 unless given in brackets. With n = 2 only very large differences can be told apart. No result (---): 1 of 8 cells. Not finite, and so not ranked: 1 of 8 cells. Shown for reference, not ranked: whole. Marked subset: mnist. Lines marked (published) are printed in A \& B, 2025 and not ranked here. Its $\pm$ need not mean the same. No published number for near, herding, whole.}
 \end{table}
 """
 
 CSV = """\
-dataset,ipc,method,inference,network,evaluator,metric,higher_is_better,unit,source,mean,std,n,within,low,high,best,second,tied,text,notes
-mnist,1,my_method,vi,conv,predictive,acc,True,percent,measured,0.91,0.014142,2,,0.782938,1.037062,True,False,False,91.0±1.4,subset
-mnist,1,my_method,vi,conv,predictive,nll,False,,measured,0.36,0.014142,2,,0.232938,0.487062,False,True,False,0.36±0.01,subset
-mnist,1,my_method,vi,conv,,acc,True,percent,published,0.967,0.004,,,,,False,False,False,96.7±0.4,
-mnist,1,my_method,vi,conv,,nll,False,,published,,,,,,,False,False,False,—,
-mnist,1,near,vi,conv,predictive,acc,True,percent,measured,0.905,0.021213,2,,0.714407,1.095593,False,True,True,90.5±2.1,subset
-mnist,1,near,vi,conv,predictive,nll,False,,measured,0.060000,0.014142,2,,-0.067062,0.187062,True,False,False,0.060±0.014,subset
-mnist,1,herding,vi,conv,predictive,acc,True,percent,measured,0.5,,1,,,,False,False,False,50.0 (n=1),subset
-mnist,1,herding,vi,conv,predictive,nll,False,,measured,inf,,1,,,,False,False,False,inf (n=1),subset
-mnist,1,whole,vi,conv,predictive,acc,True,percent,measured,0.985,0.007071,2,,0.921469,1.048531,False,False,False,98.5±0.7,subset
-mnist,1,whole,vi,conv,predictive,nll,False,,measured,,,,,,,False,False,False,—,
+dataset,ipc,method,inference,network,evaluator,metric,higher_is_better,unit,source,mean,std,n,within,low,high,best,second,tied,nonzero,asked,seeds,text,notes
+mnist,1,my_method,vi,conv,predictive,acc,True,percent,measured,0.91,0.014142,2,,0.782938,1.037062,True,False,False,False,,0,91.0±1.4,subset
+mnist,1,my_method,vi,conv,predictive,nll,False,,measured,0.36,0.014142,2,,0.232938,0.487062,False,True,False,False,,0,0.36±0.01,subset
+mnist,1,my_method,vi,conv,,acc,True,percent,published,0.967,0.004,,,,,False,False,False,False,,,96.7±0.4,
+mnist,1,my_method,vi,conv,,nll,False,,published,,,,,,,False,False,False,False,,,—,
+mnist,1,near,vi,conv,predictive,acc,True,percent,measured,0.905,0.021213,2,,0.714407,1.095593,False,True,True,False,,0,90.5±2.1,subset
+mnist,1,near,vi,conv,predictive,nll,False,,measured,0.060000,0.014142,2,,-0.067062,0.187062,True,False,False,False,,0,0.060±0.014,subset
+mnist,1,herding,vi,conv,predictive,acc,True,percent,measured,0.5,,1,,,,False,False,False,False,,0,50.0 (n=1),subset
+mnist,1,herding,vi,conv,predictive,nll,False,,measured,inf,,1,,,,False,False,False,False,,0,inf (n=1),subset
+mnist,1,whole,vi,conv,predictive,acc,True,percent,measured,0.985,0.007071,2,,0.921469,1.048531,False,False,False,False,,0,98.5±0.7,subset
+mnist,1,whole,vi,conv,predictive,nll,False,,measured,,,,,,,False,False,False,False,,,—,
 """
 
 
@@ -122,6 +125,11 @@ JSON = """\
       "best": false,
       "second": false,
       "tied": false,
+      "nonzero": false,
+      "asked": null,
+      "seeds": [
+        0
+      ],
       "text": "inf",
       "notes": ""
     }
@@ -254,3 +262,89 @@ def test_json_gives_back_the_means(values: list[float]) -> None:
     means = [cell["mean"] for cell in document["cells"]]
     assert means == [value if abs(value) < float("inf") else None for value in values]
     assert document["footnotes"] == list(table.footnotes)
+
+
+PAPER = """\
+                ───── a ─────   ───── b ─────
+data set  ipc   acc %  nll ↓    acc %  nll ↓
+─────────────────────────────────────────────
+mnist     1      50.0  0.50 *    40.0  0.70 _
+mnist     10        —  0.30 *       —  0.40 _
+digits    1            0.20 _          0.10 *
+─────────────────────────────────────────────
+For each metric of a row: * best, _ second.
+n = 1 coreset per cell: no ± can be given, and no difference can be told from
+  noise.
+No result (—): 2 of 10 cells.
+"""
+
+
+def papers() -> Table:
+    """Digits have no accuracy; that of ten images per class is not there yet."""
+    values = {("mnist", 1): (0.5, 0.7), ("mnist", 10): (0.3, 0.4), ("digits", 1): (0.2, 0.1)}
+    rows = [
+        Row(dataset, ipc, method, "vi", "conv", f"{method}{dataset}{ipc}", 0, 0, "e", "nll", value, False)
+        for (dataset, ipc), pair in values.items()
+        for method, value in zip("ab", pair, strict=True)
+    ]
+    for method, value in (("a", 0.5), ("b", 0.4)):
+        rows.append(Row("mnist", 1, method, "vi", "conv", f"{method}mnist1", 0, 0, "c", "acc", value, None, "percent"))
+    rows.append(replace(rows[4], evaluator="c", metric="other"))
+    return build(rows, ["acc", "nll"])
+
+
+def test_the_layout_of_papers_as_text() -> None:
+    assert render(papers(), layout="paper") == PAPER
+
+
+def test_the_layout_of_papers_in_markdown() -> None:
+    lines = render(papers(), "md", layout="paper").splitlines()
+    assert lines[0] == "| data set | ipc | a<br>acc % | a<br>nll ↓ | b<br>acc % | b<br>nll ↓ |"
+    assert lines[1] == "| --- | --- | ---: | ---: | ---: | ---: |"
+    assert lines[2] == "| mnist | 1 | 50.0 | **0.50** | 40.0 | <ins>0.70</ins> |"
+    assert lines[4] == "| digits | 1 |  | <ins>0.20</ins> |  | **0.10** |"
+
+
+def test_the_layout_of_papers_in_latex() -> None:
+    text = render(papers(), "latex", layout="paper")
+    assert_well_formed(text)
+    body = text[text.index(r"\toprule") : text.index(r"\bottomrule")].splitlines()
+    assert body[1:4] == [
+        r" &  & \multicolumn{2}{c}{a} & \multicolumn{2}{c}{b} \\",
+        r"\cmidrule(lr){3-4}\cmidrule(lr){5-6}",
+        r"data set & ipc & acc \% & nll $\downarrow$ & acc \% & nll $\downarrow$ \\",
+    ]
+    assert body[5:] == [
+        r"mnist & 1 & 50.0 & \textbf{0.50} & 40.0 & \underline{0.70} \\",
+        r" & 10 & --- & \textbf{0.30} & --- & \underline{0.40} \\",
+        r"\midrule",
+        r"digits & 1 &  & \underline{0.20} &  & \textbf{0.10} \\",
+    ]
+
+
+@given(st.text(max_size=20))
+def test_the_layout_of_papers_is_well_formed_for_any_name(name: str) -> None:
+    table = build([single(0.5, name), single(0.4, "b", name)])
+    assert_well_formed(render(table, "latex", layout="paper"))
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_records_do_not_depend_on_the_layout(form: Format) -> None:
+    assert render(example(), form, layout="paper") == render(example(), form)
+
+
+def test_an_unknown_layout_is_refused() -> None:
+    with pytest.raises(UserError, match=r"unknown layout 'papers'; did you mean 'paper'\?"):
+        render(example(), layout="papers")  # type: ignore[arg-type]
+
+
+def test_a_command_in_a_footnote_is_not_broken_at_hyphens() -> None:
+    note = "To complete: bpcbench run " + "x" * 45 + " --no-mlflow --quiet"
+    assert "--no-mlflow" in render(build([single(0.5)], ["nll"], extra=[note]))
+
+
+def test_incomplete_cells_say_how_much_there_is() -> None:
+    asked = {Place("digits", 1, method, "vi", "conv"): Asked(3, 1) for method in "abc"}
+    text = render(build([single(0.5, "a"), single(0.4, "b")], ["nll"], asked=asked))
+    assert "\nb        0.40 (n=1 of 3) *\n" in text
+    assert "\nc           —\n" in text
