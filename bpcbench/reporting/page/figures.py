@@ -17,7 +17,8 @@ FIGURES = 24
 """So many figures of one name are in a page."""
 _COMPARED = 4
 """Curves of so many names are compared in each figure."""
-_CALIBRATION = "calibration"
+_CALIBRATION = "bins with 2 % of the examples or more"
+_SMALLEST_BIN = 0.02
 _TITLES = {"reliability": "Reliability", "risk_coverage": "Risk and coverage"}
 _Found = dict[tuple[str, str], list[tuple[Group, Figure]]]
 
@@ -80,12 +81,15 @@ def _card(group: Group, figure: Figure) -> Html:
 
 
 def _curves(figure: Figure) -> Curves | None:
-    """Return what of a figure can be compared: curves as they are, and accuracy against confidence."""
+    """Return what of a figure can be compared: curves as they are, and accuracy against confidence.
+
+    Bins of few examples are left out of the latter: their accuracy is noise, and a line through them hides the rest.
+    """
     if isinstance(figure, Reliability):
         bins = [
             (confidence, accuracy)
             for confidence, accuracy, count in zip(figure.confidence, figure.accuracy, figure.count, strict=True)
-            if count
+            if count >= _SMALLEST_BIN * sum(figure.count)
         ]
         series = Series([x for x, _ in bins], [y for _, y in bins])
         return Curves("", "confidence", "accuracy", {_CALIBRATION: series})
