@@ -93,7 +93,10 @@ class ResNet18(Architecture):
         for block in self._blocks():
             shortcut = None
             if block.shortcut:
-                convolution = nn.Conv2d(block.inputs, block.filters, 1, block.stride, bias=False)
-                shortcut = nn.Sequential(convolution, in_blocks(block.filters))
+                # Every other pixel, then a convolution without stride: the gradient of oneDNN's strided 1x1 convolution
+                # writes past its workspace if there are few channels, in channels_last (oneDNN 3.12, its issue 6035).
+                subsampling = nn.AvgPool2d(1, block.stride)
+                convolution = nn.Conv2d(block.inputs, block.filters, 1, bias=False)
+                shortcut = nn.Sequential(subsampling, convolution, in_blocks(block.filters))
             parts.append(basic(block.inputs, block.filters, block.stride, shortcut, norm_layer=in_blocks))
         return nn.Sequential(*parts)

@@ -255,6 +255,13 @@ def test_proper_resnet_is_torchvisions_with_the_stem_for_small_images(pixels: in
     )
 
 
+@each_form
+def test_resnet_has_no_strided_1x1_convolution(form: Any) -> None:
+    # Their gradients corrupt memory with oneDNN 3.12, channels_last, several threads and fewer than 16 channels.
+    convs = layers(ResNet18(width=4, form=form).build((1, 28, 28), 3, 0), nn.Conv2d)
+    assert {(conv.kernel_size[0], conv.stride[0]) for conv in convs} == {(3, 1), (3, 2), (1, 1)}
+
+
 @pytest.mark.parametrize("norm", ["bn", "none"])
 def test_proper_vgg_has_torchvisions_convolutions(norm: Any) -> None:
     vgg = import_torchvision().models.vgg
