@@ -40,6 +40,7 @@ class ResNet18(Architecture):
     """
 
     name: ClassVar[str] = "resnet18-bn"
+    preload: ClassVar[tuple[str, ...]] = (*Architecture.preload, "bpcbench_torch.basic_block")
 
     norm: NormOption = option("bn", NORM_HELP)
 
@@ -80,9 +81,8 @@ class ResNet18(Architecture):
         """Return the stem and torchvision's basic blocks; without norms they are also those of FRePo's code."""
         from torch import nn
 
-        from bpcbench_torch.torchvision_compat import import_torchvision
+        from bpcbench_torch.basic_block import BasicBlock
 
-        basic = import_torchvision().models.resnet.BasicBlock
         in_blocks = self.norm_layer if self.form == "proper" else nn.Identity
         filters = self.scaled(_STAGES[0])
         parts: list[nn.Module] = [
@@ -98,5 +98,5 @@ class ResNet18(Architecture):
                 subsampling = nn.AvgPool2d(1, block.stride)
                 convolution = nn.Conv2d(block.inputs, block.filters, 1, bias=False)
                 shortcut = nn.Sequential(subsampling, convolution, in_blocks(block.filters))
-            parts.append(basic(block.inputs, block.filters, block.stride, shortcut, norm_layer=in_blocks))
+            parts.append(BasicBlock(block.inputs, block.filters, block.stride, shortcut, norm_layer=in_blocks))
         return nn.Sequential(*parts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -529,6 +531,22 @@ def test_trajectory_methods_learn_through_it(
     start = ready(registry(), replace(made, lr=1e-12)).distil(data(), 1, inputs, context(tmp_path / "start"))
     assert np.isfinite(learned.images).all()
     assert np.abs(learned.images - start.images).max() > 0
+
+
+@each_class
+def test_building_imports_only_what_is_preloaded(cls: type[Architecture]) -> None:
+    code = (
+        "import importlib, sys\n"
+        f"from {cls.__module__} import {cls.__name__} as Plugin\n"
+        "assert 'torch' not in sys.modules and 'torchvision' not in sys.modules\n"
+        "for name in Plugin.preload: importlib.import_module(name)\n"
+        "before = set(sys.modules)\n"
+        "Plugin(width=4).build((1, 28, 28), 3, 0)\n"
+        "print(*(name for name in sorted(set(sys.modules) - before) if not name.startswith('bpcbench_torch')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
 
 
 @each_norm
