@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bpcbench import hookimpl
 from bpcbench.api import Inference, Network, Preprocessing
+from bpcbench_torch.alexnet import AlexNet
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
 from bpcbench_torch.preprocessing import Standardize
+from bpcbench_torch.resnet import ResNet18
 from bpcbench_torch.samplers import HMCInference, SGHMCInference
+from bpcbench_torch.vgg import VGG11
 from bpcbench_torch.zca import ZCA
 
 BPCBENCH_API = 1
@@ -16,7 +19,7 @@ BPCBENCH_API = 1
 @hookimpl
 def bpcbench_networks() -> list[type[Network]]:
     """Return the networks of this distribution."""
-    return [ConvBN, ConvIN, ConvGN, ConvNN]
+    return [ConvBN, ConvIN, ConvGN, ConvNN, AlexNet, ResNet18, VGG11]
 
 
 @hookimpl
