@@ -209,10 +209,14 @@ def test_failed_cells_are_counted(bench: Bench, capsys: pytest.CaptureFixture[st
     assert bench.run() == 1
     printed = capsys.readouterr()
     assert "two are too many" in printed.err
-    assert "Incomplete: 4 of 16 evaluations have no result (4 failed). To complete: bpcbench run " in unwrapped(printed.out)
+    assert "Incomplete: 4 of 16 evaluations have no result (4 failed). To complete: bpcbench run " in unwrapped(
+        printed.out
+    )
     bench.remove("score", 1)
     assert bench.report("small") == 0
-    assert "Incomplete: 5 of 16 evaluations have no result (4 failed, 1 not run yet)." in unwrapped(capsys.readouterr().out)
+    assert "Incomplete: 5 of 16 evaluations have no result (4 failed, 1 not run yet)." in unwrapped(
+        capsys.readouterr().out
+    )
     view = Session("small", out=bench.out).view()
     assert {cell.group.ipc for cell in view.progress.failed} == {2}
     assert set(view.progress.reasons.values()) == {"ValueError: two are too many"}
@@ -247,7 +251,10 @@ def test_snapshots_have_a_manifest_of_their_own(bench: Bench, capsys: pytest.Cap
 
 
 def test_results_of_changed_code_are_named(
-    install: Callable[..., Registry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    install: Callable[..., Registry],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     module = tmp_path / "toys_that_age.py"
     shutil.copy(toys.__file__, module)

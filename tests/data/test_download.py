@@ -262,6 +262,7 @@ def test_archives_cannot_leave_their_folder(site: Site, tmp_path: Path, pack: An
         (tar({"else/a.txt": b"a"}), "holds no folder pictures"),
         (zipped({"pictures": b"a file"}), "holds no folder pictures"),
     ],
+    ids=["no archive", "short tar", "damaged zip", "another folder", "a file"],
 )
 def test_archives_that_are_damaged_or_hold_something_else(
     site: Site, tmp_path: Path, content: bytes, says: str

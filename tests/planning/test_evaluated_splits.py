@@ -241,7 +241,9 @@ def test_a_run_predicts_what_the_plan_describes(
     file = write_suite(yaml.safe_dump(suite))
     options: dict[str, Any] = {"out": tmp_path / "out", "data": str(tmp_path)}
     said: list[str] = []
-    result = bpcbench.run(file, ["seeds=1", "ipc=1"], inline=True, track=False, quiet=True, report_to=said.append, **options)
+    result = bpcbench.run(
+        file, ["seeds=1", "ipc=1"], inline=True, track=False, quiet=True, report_to=said.append, **options
+    )
     assert (result.exit_code, said) == (
         0, [f"note: evaluators.ood does without a split: place gone.bin in {tmp_path}"]
     )  # fmt: skip

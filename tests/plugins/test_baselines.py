@@ -157,4 +157,7 @@ def test_the_whole_data_set_is_a_reference_and_not_ranked(write_suite, tmp_path)
     rest = "inferences: {network: {steps: 1}}, networks: {conv-bn: {width: 2}}, seeds: 1"
     suite = write_suite(f"{{protocol: 1, datasets: [digits], ipc: [1], methods: {methods}, {rest}}}")
     bpcbench.run(suite, out=tmp_path / "out", inline=True, track=False, quiet=True)
-    assert {row.method: row.ranked for row in bpcbench.Session(suite, out=tmp_path / "out").rows()} == {"random": True, "all": False}
+    assert {row.method: row.ranked for row in bpcbench.Session(suite, out=tmp_path / "out").rows()} == {
+        "random": True,
+        "all": False,
+    }

@@ -96,7 +96,9 @@ def test_it_asks_for_all_data_under_its_inference_with_the_cells_network() -> No
 
 def moments(data: Data) -> EvaluatorInputs:
     made = LinearMoments().make(data, toy_inputs(), None, "final")  # type: ignore[arg-type]
-    return EvaluatorInputs(toy_inputs().transform, {"moments": PrerequisiteOutput(LinearMoments(), "", {"final": made})})
+    return EvaluatorInputs(
+        toy_inputs().transform, {"moments": PrerequisiteOutput(LinearMoments(), "", {"final": made})}
+    )
 
 
 def kl_of(evaluator: LinearPosterior, coreset: Coreset, had: EvaluatorInputs) -> dict[str, float]:

@@ -60,7 +60,9 @@ def key(*parts: object) -> str:
 def cell(of: Group, distil: int = 0, evaluate: int = 0, step: int | None = None, **changes: Any) -> CellRecord:
     place = (of.label, distil, evaluate, step)
     fields: dict[str, Any] = {
-        "coresets": (Address("coreset", key("coreset", of.label, distil), "final" if step is None else f"step-{step}"),),
+        "coresets": (
+            Address("coreset", key("coreset", of.label, distil), "final" if step is None else f"step-{step}"),
+        ),
         "predict": key("predict", *place),
         "splits": ("dots/test~12345678",),
         "scores": {"right": Address("score", key("score", *place), "final")},
@@ -85,7 +87,15 @@ def small(**changes: Any) -> Manifest:
         "metrics": (MetricRecord("right", "right", "higher", "percent", "accuracy"),),
         "datasets": (
             DatasetRecord(
-                "dots", plugin("dots", file=""), (1, 4, 4), 2, {"train": 40, "test": 20}, ("a", "b"), True, "f", ("toy",)
+                "dots",
+                plugin("dots", file=""),
+                (1, 4, 4),
+                2,
+                {"train": 40, "test": 20},
+                ("a", "b"),
+                True,
+                "f",
+                ("toy",),
             ),
         ),
         "groups": (one, other),
@@ -110,7 +120,9 @@ OPTIONS = st.dictionaries(
 )
 PLUGINS = st.builds(PluginRecord, NAMES, NAMES, st.integers(1, 9), OPTIONS)
 TEXTS = st.lists(st.text(max_size=8), max_size=2).map(tuple)
-PUBLISHED = st.builds(PublishedRecord, NAMES, NAMES, NUMBERS, NUMBERS, st.tuples(st.text(max_size=5), st.text(max_size=5)))
+PUBLISHED = st.builds(
+    PublishedRecord, NAMES, NAMES, NUMBERS, NUMBERS, st.tuples(st.text(max_size=5), st.text(max_size=5))
+)
 GROUPS = st.builds(
     Group, NAMES, st.integers(1, 99), NAMES, NAMES, NAMES,
     plugins=st.dictionaries(st.sampled_from(["dataset", "method", "network"]), PLUGINS),
@@ -269,7 +281,9 @@ def test_ten_thousand_cells_take_less_than_a_megabyte(tmp_path: Path) -> None:
     assert len(read_manifest(place).cells) == 10_000
 
 
-@pytest.mark.parametrize("name", ["..", ".", "a/b", ".hidden", "con\0trol", "ü" * 200, "x" * 300, "paper/main", "a b+c"])
+@pytest.mark.parametrize(
+    "name", ["..", ".", "a/b", ".hidden", "con\0trol", "ü" * 200, "x" * 300, "paper/main", "a b+c"]
+)
 def test_every_name_of_a_suite_is_a_folder_of_its_own(tmp_path: Path, name: str) -> None:
     folder = suite_folder(name)
     assert "/" not in folder
