@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from bpcbench.records import (
     Array,
@@ -20,6 +20,7 @@ from bpcbench.records import (
     Coreset,
     Data,
     Download,
+    Ended,
     EvaluatorInputs,
     Facts,
     Inputs,
@@ -32,13 +33,13 @@ from bpcbench.records import (
     Ref,
     Reference,
     Resources,
+    RunInfo,
     Scores,
     Split,
     SplitRef,
+    Started,
+    Task,
 )
-
-if TYPE_CHECKING:
-    from bpcbench.running.queue import Execute, Outcome, Work
 
 _UNSET: Any = object()
 
@@ -320,14 +321,67 @@ class Evaluator(Plugin, abc.ABC):
         """
 
 
+class Pool(Protocol):
+    """An engine at work for one run. All calls come from one thread.
+
+    The runner owns the queue, timeouts, the grace period and retries. A pool starts attempts, and says when they have
+    started and ended. An attempt is named by `task.attempt`.
+    """
+
+    @property
+    def slots(self) -> int:
+        """How many attempts may be under way at once; more are not submitted."""
+
+    def adopt(self) -> Iterable[Task]:
+        """Return the attempts that an earlier invocation left running; `wait` reports their ends like any other's.
+
+        It is called once, before anything is submitted. An engine that is not `detached` has none.
+        """
+
+    def submit(self, task: Task) -> bool:
+        """Start an attempt, or put it into a queue of the engine's own; False if there is no room for it now.
+
+        It is asked again for a task with these resources when an attempt has ended.
+        """
+
+    def wait(self, seconds: float) -> Iterable[Started | Ended]:
+        """Return what has happened; wait up to so many seconds for something to happen.
+
+        Every attempt that was submitted or adopted ends with one `Ended`, also after `stop` and `kill`.
+        """
+
+    def stop(self, attempts: Collection[str]) -> None:
+        """Ask attempts to write a checkpoint and end, with SIGTERM for example; return at once.
+
+        The pool of an in-process engine is called from a signal handler in the middle of its `wait`.
+        """
+
+    def kill(self, attempts: Collection[str]) -> None:
+        """End attempts that did not stop within the grace period, or that must not write; return at once."""
+
+    def close(self) -> None:
+        """Release everything; what still runs is killed, unless the engine is `detached`. It is the last call."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Engine(Plugin, abc.ABC):
-    """Runs stages somewhere. Local processes and in-process are built in; Ray or Slurm are plugins."""
+    """Runs attempts at stages somewhere. Local processes and in-process are built in; others are plugins.
+
+    Attempts anywhere run `python -m bpcbench.running.worker TASK.json`, where the file holds `task.to_json()`. It
+    prints into the task's log, stops with a checkpoint on SIGTERM, and writes `task.outcome_file`, so that an engine
+    need not know more than that the process is gone. Its exit code is 0 (done), 1 (failed), 75 (another process works
+    on the stage) or 143 (stopped). With `--bound` it ends when its standard input is closed: it dies with its parent.
+    """
+
+    in_process: ClassVar[bool] = False
+    """True when `wait` executes stages in this very process, for debuggers; scores then run in the same pool."""
+    detached: ClassVar[bool] = False
+    """True when attempts survive the death of this process; `Pool.adopt` returns them next time."""
+    retries: ClassVar[int] = 2
+    """How many more attempts a stage gets whose worker was lost. An exception in a stage is never retried."""
+
+    jobs: int | None = option(None, "attempts at a time; none: as many as the engine has room for", key=False)
 
     @abc.abstractmethod
-    def run(self, work: Work, execute: Execute) -> Iterator[Outcome]:
-        """Take ready tasks from `work`, run `execute(task)` for each, and yield every outcome as it arrives.
-
-        `work.take(fits)` returns the next ready task for which `fits(task)` holds, or None; `bool(work)` is False
-        when nothing is left to take and nothing is running. Each yielded outcome may make further tasks ready, so
-        take again after every yield. When `work.stopping` is set, end running tasks (SIGTERM, then kill).
-        """
+    def open(self, run: RunInfo) -> Pool:
+        """Return the pool that executes the attempts of a run."""

@@ -26,6 +26,7 @@ KINDS = (
 )
 FORMATS = ("text", "md", "latex", "csv", "json")
 PLAIN_FORMATS = ("text", "md", "csv")
+LAYOUTS = ("wide", "paper")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,13 +54,36 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="every stage as JSON")
 
     report = _suite_command(commands, "report", "suite:report", "print the table of what the store has", view=True)
-    report.add_argument("--format", choices=FORMATS, default="text")
+    report.add_argument("--format", choices=(*FORMATS, "html"), default="text", help="html: a page with pictures")
+    report.add_argument("--open", action="store_true", help="show the page in a browser")
+    report.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default="wide",
+        help="wide: methods as lines (default); paper: data sets and ipc as rows, methods as columns",
+    )
     report.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
     report.add_argument("--published", action="store_true", help="put published numbers below measured ones")
     report.add_argument("--output", metavar="FILE", help="write to a file")
     instead = report.add_mutually_exclusive_group()
     instead.add_argument("--against", metavar="METHOD", help="paired differences to a method, instead of the table")
+    instead.add_argument(
+        "--against-inference", metavar="LABEL", help="paired differences to an inference, of the same coresets"
+    )
+    instead.add_argument(
+        "--against-network", metavar="LABEL", help="paired differences to a network, of the same coresets"
+    )
     instead.add_argument("--costs", action="store_true", help="seconds, memory and bytes, instead of the table")
+
+    compare = commands.add_parser("compare", help="what differs between two invocations: options, versions, numbers")
+    compare.add_argument("before", metavar="A", help="NAME[:DIGEST] of a suite that was run, STORE, or STORE:NAME")
+    compare.add_argument("after", metavar="B", help="the other one; differences are B less A")
+    compare.add_argument("--metrics", metavar="A,B", help="metrics to compare (default: the suite's)")
+    compare.add_argument("--format", choices=(*PLAIN_FORMATS, "html"), default="text")
+    compare.add_argument("--output", metavar="FILE", help="write to a file")
+    compare.add_argument("--open", action="store_true", help="show the page in a browser")
+    compare.set_defaults(run="compare:compare")
+    _out(compare)
 
     anytime = _suite_command(
         commands, "anytime", "curves:anytime", "run a suite and evaluate its coresets' snapshots: metrics against time"

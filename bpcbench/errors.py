@@ -25,6 +25,12 @@ class PluginError(BpcbenchError):
     """A plugin could not be loaded, or does not keep its contract."""
 
 
+class EngineError(BpcbenchError):
+    """An engine raised, or does not keep its contract. What was finished before is in the store."""
+
+    exit_code = 1
+
+
 class StoreError(BpcbenchError):
     """The store cannot be read or written as a store of this version."""
 

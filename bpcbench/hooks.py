@@ -248,31 +248,73 @@ def bpcbench_evaluators() -> Iterable[type[Evaluator]]:
 
 @hookspec
 def bpcbench_engines() -> Iterable[type[Engine]]:
-    """Return engines: ways to run the stages of a plan.
+    """Return engines: ways to run the stages of a plan. `bpcbench.testing.EngineConformance` tests them.
 
     Example:
-        import time
+        import json, subprocess, sys, time
         from dataclasses import dataclass
         import bpcbench
 
-        @dataclass(frozen=True)
-        class OneByOne(bpcbench.Engine):
-            "Runs every stage in this process, one after the other."
-            name = "one-by-one"
+        class Processes:
+            "Runs each attempt in a process of its own, which reports its outcome itself."
 
-            def run(self, work, execute):
-                while work:
-                    task = work.take(lambda task: True)
-                    if task is not None:
-                        yield execute(task)
-                    elif work.stopping:
-                        return
-                    else:
-                        time.sleep(0.1)  # another process is at work on what is left
+            def __init__(self, folder, slots):
+                self.folder, self.slots, self.running, self.news = folder, slots, {}, []
+                folder.mkdir(parents=True, exist_ok=True)
+
+            def adopt(self):
+                return ()  # nothing survives: --bound
+
+            def submit(self, task):
+                file = self.folder / f"{task.attempt}.json"
+                file.write_text(json.dumps(task.to_json()))
+                command = [sys.executable, "-m", "bpcbench.running.worker", str(file), "--bound"]
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+                self.running[task.attempt] = process
+                self.news.append(bpcbench.Started(task.attempt))
+                return True
+
+            def wait(self, seconds):
+                end = time.monotonic() + seconds
+                while not self.news and time.monotonic() < end:
+                    for attempt, process in list(self.running.items()):
+                        if process.poll() is not None:
+                            self.release(attempt)
+                            message = f"the worker ended with code {process.returncode}"
+                            self.news.append(bpcbench.Ended(attempt, message=message))
+                    time.sleep(0.01)
+                news, self.news = self.news, []
+                return news
+
+            def release(self, attempt):
+                self.running.pop(attempt).stdin.close()
+                (self.folder / f"{attempt}.json").unlink()
+
+            def stop(self, attempts):
+                for attempt in attempts:
+                    self.running[attempt].terminate()
+
+            def kill(self, attempts):
+                for attempt in attempts:
+                    self.running[attempt].kill()
+
+            def close(self):
+                for attempt, process in list(self.running.items()):
+                    process.kill()
+                    process.wait()
+                    self.release(attempt)
+
+        @dataclass(frozen=True)
+        class Plain(bpcbench.Engine):
+            "Plain processes: nothing is loaded before they start."
+            name = "plain"
+
+            def open(self, run):
+                return Processes(run.folder(self.name), self.jobs or 1)
 
         @bpcbench.hookimpl
         def bpcbench_engines():
-            return [OneByOne]
+            return [Plain]
     """
     raise AssertionError("a specification is never called")
 

@@ -5,7 +5,7 @@ Arrays are NumPy on purpose: a plugin may be written in torch, JAX or neither, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -464,6 +464,11 @@ class Task:
     visible: str | None = None
     """The value of CUDA_VISIBLE_DEVICES, or None to leave it."""
 
+    @property
+    def outcome_file(self) -> Path:
+        """Where `python -m bpcbench.running.worker` writes the `Ended` of the attempt, as JSON, when it is over."""
+        return self.store / "scratch" / "outcomes" / f"{self.attempt}.json"
+
     def to_json(self) -> dict[str, Any]:
         """Return the task as JSON."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -476,6 +481,63 @@ class Task:
         paths = {name: Path(value[name]) for name in ("store", "data", "log")}
         resources = Resources(**value["resources"])
         return cls(**{**value, **paths, "preload": tuple(value["preload"]), "resources": resources})
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What an engine is told about a run when it opens its pool."""
+
+    store: Path
+    run: str
+    """Names the run among all of all machines."""
+    threads: int = 1
+    """CPU threads of every stage."""
+    device: str = "auto"
+    preload: tuple[str, ...] = ()
+    """Modules that the run's stages import: a process that has them loaded may be forked."""
+    grace: float = 30.0
+    """How many seconds an attempt that is asked to stop gets to write a checkpoint, before it is killed."""
+    debug: bool = False
+    """An engine whose stages run in this process opens a debugger where one fails."""
+    report: Callable[[str], None] = print
+    """Shows a line to the user."""
+
+    def folder(self, engine: str) -> Path:
+        """Return a folder of the store for an engine's own files, the same for all runs; it may not exist yet."""
+        return self.store / "scratch" / "engines" / engine
+
+
+@dataclass(frozen=True)
+class Started:
+    """An attempt has begun to execute; its timeout counts from now on."""
+
+    attempt: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An attempt is over, and nothing of it runs any more.
+
+    An engine that only knows that it is over leaves `status` at None: the runner then reads the attempt's outcome
+    file or, if there is none, looks into the store. `lost` means that the worker is gone without an answer, through
+    no fault of the stage as far as one can tell: the attempt is repeated, a bounded number of times.
+    """
+
+    attempt: str
+    status: Status | None = None
+    message: str = ""
+    seconds: float = 0.0
+    messages: tuple[str, ...] = ()
+    lost: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON."""
+        return {**vars(self), "messages": list(self.messages)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Ended:
+        """Read what `to_json` returned."""
+        return cls(**{**value, "messages": tuple(value["messages"])})
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Statistics of repeated runs: mean ± sample std with n, t-intervals, paired differences, ranks and ties.
+"""Statistics of repeated runs: mean ± sample std with n, t-intervals, paired differences, tests, ranks and ties.
 
 Values that are not finite are never dropped: a mean over them is inf or NaN, and whatever has no meaning then (a std,
 an interval) is None. Means and stds are correctly rounded, so the order of runs cannot change a digit.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -109,28 +109,59 @@ def ranks(values: Sequence[float | None], higher_is_better: bool) -> list[float 
     return [None if value is None else shared.get(float(value)) for value in values]
 
 
+def paired_test(a: Mapping[Key, float], b: Mapping[Key, float]) -> float | None:
+    """Return the two-sided p-value of the paired t-test over the keys that both have.
+
+    None where there is no test: fewer than two pairs, a difference that is not finite, or differences that are all
+    equal, from which no noise can be estimated.
+    """
+    differences = [float(a[key]) - float(b[key]) for key in a if key in b]
+    std = _std(differences)
+    if std is None or negligible(std, [value for key in a if key in b for value in (a[key], b[key])]):
+        return None
+    t = abs(_mean(differences)) / std * math.sqrt(len(differences))
+    return _two_sided(t, len(differences) - 1)
+
+
+def welch_test(a: Summary, b: Summary) -> float | None:
+    """Return the two-sided p-value of Welch's t-test of two means over coresets.
+
+    None where there is no test: n < 2, a mean or std that is not finite, or two stds of zero. Welch, "The
+    generalization of Student's problem when several different population variances are involved", 1947.
+    """
+    if a.n < 2 or b.n < 2 or a.std is None or b.std is None:
+        return None
+    scale = max(a.std, b.std)
+    if scale == 0.0 or math.isnan(a.mean - b.mean):
+        return None
+    # Measured in the larger std, squares can neither overflow nor vanish.
+    errors = (a.std / scale) ** 2 / a.n, (b.std / scale) ** 2 / b.n
+    freedom = sum(errors) ** 2 / (errors[0] ** 2 / (a.n - 1) + errors[1] ** 2 / (b.n - 1))
+    return _two_sided(abs(a.mean - b.mean) / scale / math.sqrt(sum(errors)), freedom)
+
+
 def tied(a: Summary, b: Summary, level: float = _LEVEL) -> bool:
     """Return whether the difference of two means lies inside the noise: Welch's t-test does not reject at 1 - level.
 
-    Without two finite stds (n < 2, inf, NaN) and where neither varies, only equal means are tied; NaN equals nothing.
-    Welch, "The generalization of Student's problem when several different population variances are involved", 1947.
+    Where there is no test, only equal means are tied; NaN equals nothing.
     """
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
     if a.mean == b.mean:
         return True
-    if a.n < 2 or b.n < 2 or a.std is None or b.std is None:
-        return False
-    scale = max(a.std, b.std)
-    if scale == 0.0 or math.isnan(a.mean - b.mean):
-        return False
-    # Measured in the larger std, squares can neither overflow nor vanish.
-    errors = (a.std / scale) ** 2 / a.n, (b.std / scale) ** 2 / b.n
-    freedom = sum(errors) ** 2 / (errors[0] ** 2 / (a.n - 1) + errors[1] ** 2 / (b.n - 1))
-    t = abs(a.mean - b.mean) / scale / math.sqrt(sum(errors))
+    p = welch_test(a, b)
+    return p is not None and p >= 1.0 - level
+
+
+def negligible(spread: float, values: Iterable[float]) -> bool:
+    """Return whether a spread is zero but for the rounding of the values that it comes from."""
+    return spread <= 1e-12 * max((abs(float(value)) for value in values), default=0.0)
+
+
+def _two_sided(t: float, freedom: float) -> float:
     from scipy.special import stdtr
 
-    return bool(2.0 * stdtr(freedom, -t) >= 1.0 - level)
+    return float(2.0 * stdtr(freedom, -t))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -24,9 +24,11 @@ LAYERS = (
     ("planning",),
     ("coresets", "reporting", "tracking"),
     ("running",),
-    ("session", "testing"),
-    ("commands", "cli", "__init__"),
-    ("__main__",),
+    ("session",),
+    ("testing",),
+    ("commands",),
+    ("cli",),
+    ("__main__", "__init__"),
 )
 """The layers of the core, the lowest first: a module imports only from layers below its own."""
 

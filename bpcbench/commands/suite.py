@@ -20,6 +20,7 @@ from bpcbench.text import spell, spell_bytes
 if TYPE_CHECKING:
     from bpcbench.planning.plan import Plan
     from bpcbench.planning.planner import PlannedStage
+    from bpcbench.reporting import Table
     from bpcbench.reporting.view import View
     from bpcbench.running.run import Result
 
@@ -171,14 +172,14 @@ def _as_json(planned: PlannedStage) -> dict[str, object]:
 
 def report(arguments: argparse.Namespace) -> int:
     """Print the table of what the store has."""
-    _check_output(arguments.output)
+    check_output(arguments.output)
+    if arguments.open and arguments.format != "html":
+        raise UserError("--open shows a page: add --format html")
     view = suite_session(arguments).view()
-    if arguments.against:
-        text = _pairs(arguments, view)
-    elif arguments.costs:
-        text = _costs(arguments, view)
-    else:
-        text = _table(arguments, view)
+    special = arguments.costs or arguments.against or arguments.against_inference or arguments.against_network
+    if arguments.format == "html" and not special:
+        return _page(arguments, view)
+    text = _costs(arguments, view) if arguments.costs else _differences(arguments, view) or _table(arguments, view)
     for note in (*view.notes, *view.store.messages):
         print(f"note: {note}", file=sys.stderr)
     if arguments.output:
@@ -188,14 +189,26 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(output: str | None) -> None:
+def _page(arguments: argparse.Namespace, view: View) -> int:
+    from bpcbench.commands.page import write_page
+    from bpcbench.reporting.page import report_page
+
+    page = report_page(view, _metrics(arguments))
+    for note in view.store.messages:
+        print(f"note: {note}", file=sys.stderr)
+    write_page(page, arguments.output, view.manifest.name, show=arguments.open)
+    return 0
+
+
+def check_output(output: str | None) -> None:
+    """Raise UserError unless a file can be written there, as far as can be told beforehand."""
     if output is not None and (not Path(output).absolute().parent.is_dir() or Path(output).is_dir()):
         raise UserError(f"--output {output}: there is no such folder to write a file into")
 
 
 def tune(arguments: argparse.Namespace) -> int:
     """Run the trials of a suite and write the preset, and the trials beside it."""
-    _check_output(arguments.output)
+    check_output(arguments.output)
     output = Path(arguments.output) if arguments.output else None
     record = output.parent / "records" / f"{output.stem}.csv" if output else None
     if record and ((record.parent.exists() and not record.parent.is_dir()) or record.is_dir()):
@@ -221,47 +234,46 @@ def tune(arguments: argparse.Namespace) -> int:
 
 def _metrics(arguments: argparse.Namespace) -> tuple[str, ...]:
     wanted = getattr(arguments, "metrics", None)
-    return tuple(wanted.split(",")) if wanted else ()
+    return tuple(name.strip() for name in wanted.split(",")) if wanted else ()
 
 
-def _pairs(arguments: argparse.Namespace, view: View) -> str:
-    from bpcbench.reporting.pairs import HEADINGS, pairs
-    from bpcbench.reporting.plain import plain
+def _differences(arguments: argparse.Namespace, view: View) -> str:
+    """Return the paired differences that were asked for, or an empty text."""
+    from bpcbench.reporting.pairs import AXES
 
-    _check_plain(arguments.format, "--against")
-    differences = pairs(view.rows(), arguments.against, view.shown(_metrics(arguments)))
-    return plain(HEADINGS, [pair.cells() for pair in differences], arguments.format)
+    for axis in AXES:
+        label = getattr(arguments, "against" if axis == "method" else f"against_{axis}")
+        if label is not None:
+            return _rendered(arguments, view.differences(label, _metrics(arguments), axis=axis))
+    return ""
 
 
 def _costs(arguments: argparse.Namespace, view: View) -> str:
-    from bpcbench.reporting.costs import FOOTNOTE, HEADINGS, costs
-    from bpcbench.reporting.plain import plain
-
-    _check_plain(arguments.format, "--costs")
-    every = costs(view.manifest, view.store)
-    if not every:
-        return _nothing(view)
-    table = plain(HEADINGS, [cost.cells() for cost in every], arguments.format)
-    return table if arguments.format == "csv" else f"{table}\n{FOOTNOTE}"
+    table = view.costs()
+    return _rendered(arguments, table) if table.lines else _nothing(view)
 
 
 def _nothing(view: View) -> str:
     return f"{view.manifest.name}: the store {view.store.root} has no results of this suite yet"
 
 
-def _check_plain(format: str, option: str) -> None:  # noqa: A002
-    from bpcbench.reporting.plain import PLAIN_FORMATS
-
-    if format not in PLAIN_FORMATS:
-        raise UserError(f"{option} can be written as {', '.join(PLAIN_FORMATS)}, not as {format}")
-
-
 def _table(arguments: argparse.Namespace, view: View) -> str:
+    table = view.table(_metrics(arguments), published=getattr(arguments, "published", False))
+    if all(line.missing for line in table.lines):
+        return "\n".join([_nothing(view), *view.footnotes()])
+    return _rendered(arguments, table)
+
+
+def _rendered(arguments: argparse.Namespace, table: Table) -> str:
+    """Return a table as the arguments ask for it, as wide as the terminal if there is one."""
     from bpcbench.reporting import render
 
-    table = view.table(_metrics(arguments), published=getattr(arguments, "published", False))
-    if not table.lines:
-        return "\n".join([_nothing(view), *view.footnotes()])
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout.isatty() and not getattr(arguments, "output", None)
     width = shutil.get_terminal_size().columns if terminal else None
-    return render(table, getattr(arguments, "format", "text"), color=terminal, width=width)
+    return render(
+        table,
+        getattr(arguments, "format", "text"),
+        layout=getattr(arguments, "layout", "wide"),
+        color=terminal,
+        width=width,
+    )

@@ -151,11 +151,8 @@ def _matrix(figure: Matrix) -> str:
             paper.bar("mark", x, y, wide - (side >= 12), side - (side >= 12), tip, f' fill-opacity="{share:.2f}"')
             paper.add("</g>")
             if side >= 20:
-                dark = ' style="fill:#fff"' if share > 0.6 else ""
-                paper.add(
-                    f'<text class="ink small" x="{x + wide / 2:.1f}" y="{y + side / 2 + 4:.1f}" '
-                    f'text-anchor="middle"{dark}>{texts[i][j]}</text>'
-                )
+                kind = "light small" if share > 0.6 else "ink small"
+                paper.text(x + wide / 2, y + side / 2 + 4, texts[i][j], "middle", kind)
     for j, name in enumerate(figure.columns):
         if j % math.ceil(16 / wide) == 0:
             x = left + (j + 0.5) * wide

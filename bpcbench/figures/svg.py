@@ -30,15 +30,17 @@ def _rules(colours: dict[str, str], series: Sequence[str]) -> str:
     return f"{named}{numbered}{lines}"
 
 
-_STYLE = (
+STYLE = (
     ".bpc-figure{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;max-width:100%;height:auto}"
     ".bpc-figure .title{font-size:13px;font-weight:600}.bpc-figure .small{font-size:11px}"
     ".bpc-figure .line{fill:none;stroke:currentColor;stroke-width:1.6;stroke-linejoin:round;stroke-linecap:round}"
-    ".bpc-figure .mark{fill:currentColor}.bpc-figure .band{fill:currentColor;fill-opacity:.16}"
+    ".bpc-figure .light{fill:#fff}.bpc-figure .mark{fill:currentColor}"
+    ".bpc-figure .band{fill:currentColor;fill-opacity:.16}"
     ".bpc-figure .axis,.bpc-figure .grid{fill:none;stroke-width:1}"
     + _rules(_LIGHT, COLOURS)
     + f"@media (prefers-color-scheme:dark){{{_rules(_DARK, ('#2D8FD5', *COLOURS[1:6], '#eee'))}}}"
 )
+"""The rules of every picture; a page that holds many may state them once."""
 
 
 class Paper:
@@ -80,7 +82,7 @@ class Paper:
         size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" class="bpc-figure" {size} role="img" aria-label="{name}">'
         paper = '<rect class="paper" width="100%" height="100%"/>'
-        return "".join([head, f"<title>{name}</title><style>{_STYLE}</style>", paper, *self.parts, *parts, "</svg>\n"])
+        return "".join([head, f"<title>{name}</title><style>{STYLE}</style>", paper, *self.parts, *parts, "</svg>\n"])
 
 
 class Frame:

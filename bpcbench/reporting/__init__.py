@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from bpcbench.reporting.formats import FORMATS, Format, render
-from bpcbench.reporting.rows import Place, Row, to_frame
+from bpcbench.reporting.formats import FORMATS, LAYOUTS, Format, Layout, render
+from bpcbench.reporting.rows import Asked, Place, Row, to_frame
 from bpcbench.reporting.table import Cell, Column, Group, Line, Table, build
 
 __all__ = [
     "FORMATS",
+    "LAYOUTS",
+    "Asked",
     "Cell",
     "Column",
     "Format",
     "Group",
+    "Layout",
     "Line",
     "Place",
     "Row",

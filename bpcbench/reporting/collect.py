@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import json
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from bpcbench.reporting.rows import Place, Row
+from bpcbench.reporting.rows import Asked, Place, Row
+from bpcbench.store.address import Address
+from bpcbench.store.folder import ARRAYS
 from bpcbench.store.manifest import CellRecord, Group, Manifest, PublishedRecord
 from bpcbench.store.runs import RunRecord
 from bpcbench.store.store import Store
@@ -19,8 +23,47 @@ def place_of(group: Group) -> Place:
 
 
 def collect(manifest: Manifest, store: Store, step: int | None = None) -> list[Row]:
-    """Return one row per cell, evaluator and metric that the store holds, of coresets after `step` or at their end."""
-    return list(_rows(manifest, store, step))
+    """Return one row per cell, evaluator and metric that the store holds, of coresets after `step` or at their end.
+
+    Coresets of a method that have equal content and equal scores are one: their rows carry the first one's address.
+    """
+    rows = list(_rows(manifest, store, step))
+    first = _first_of_equals(rows, store)
+    return [replace(row, coreset=first[row.coreset]) if row.coreset in first else row for row in rows]
+
+
+def _first_of_equals(rows: Sequence[Row], store: Store) -> dict[str, str]:
+    """Return, for coresets that repeat an earlier one of their method, the address of that one."""
+    contents: dict[str, Hashable] = {}
+    scores: dict[str, dict[Hashable, float]] = {}
+    for row in rows:
+        if row.coreset not in contents:
+            contents[row.coreset] = (row.dataset, row.ipc, row.method, _content(row.coreset, store))
+        key = (row.inference, row.network, row.evaluator, row.metric, row.evaluate_seed)
+        scores.setdefault(row.coreset, {})[key] = row.value
+    firsts: dict[Hashable, str] = {}
+    equal = {}
+    for coreset, content in contents.items():
+        first = firsts.setdefault(content, coreset)
+        # Evaluations that are not reproducible to the last bit must not contradict each other.
+        if first != coreset and _agree(scores[first], scores[coreset]):
+            equal[coreset] = first
+            scores[first].update(scores[coreset])
+    return equal
+
+
+def _content(coreset: str, store: Store) -> Hashable:
+    """Return the checksums of a coreset's arrays with its scalars, or its address if the store no longer has it."""
+    addresses = [Address.parse(part) for part in coreset.split("+")]
+    if not all(store.has(address) for address in addresses):
+        return coreset
+    metas = [store.meta(address) for address in addresses]
+    described = [(meta["files"].get(ARRAYS, {}).get("sha256"), meta.get("coreset")) for meta in metas]
+    return coreset if any(checksum is None for checksum, _ in described) else json.dumps(described, sort_keys=True)
+
+
+def _agree(a: Mapping[Hashable, float], b: Mapping[Hashable, float]) -> bool:
+    return all(a[key] == b[key] or (math.isnan(a[key]) and math.isnan(b[key])) for key in a if key in b)
 
 
 def _rows(manifest: Manifest, store: Store, step: int | None) -> Iterator[Row]:
@@ -50,6 +93,34 @@ def _rows(manifest: Manifest, store: Store, step: int | None) -> Iterator[Row]:
                     notes=group.notes,
                     ranked=group.ranked,
                 )
+
+
+def asked(manifest: Manifest) -> dict[Place, Asked]:
+    """Return what the suite asks for, in the suite's order; places whose cells are all skipped are left out."""
+    cells: dict[Place, list[CellRecord]] = {place_of(group): [] for group in manifest.groups}
+    for cell in manifest.cells:
+        if cell.step is None and not cell.skipped:
+            cells[place_of(cell.group)].append(cell)
+    return {
+        place: Asked(
+            distil=len({cell.distil_seed for cell in mine}),
+            evaluate=len({cell.evaluate_seed for cell in mine}),
+            ranked=mine[0].group.ranked,
+        )
+        for place, mine in cells.items()
+        if mine
+    }
+
+
+def skip_notes(manifest: Manifest) -> Iterator[str]:
+    """Say which places of the suite are skipped and why, in a sentence per reason."""
+    places: dict[str, dict[str, None]] = {}
+    for cell in manifest.cells:
+        if cell.skipped:
+            places.setdefault(cell.skipped, {})[cell.group.label] = None
+    for reason, labels in places.items():
+        first, more = list(labels)[:4], len(labels) - 4
+        yield f"Skipped ({reason}): {', '.join(first)}" + (f" and {more} more." if more > 0 else ".")
 
 
 def published_numbers(manifest: Manifest) -> dict[Place, tuple[PublishedRecord, ...]]:

@@ -7,31 +7,21 @@ from dataclasses import dataclass
 
 from bpcbench.reporting.collect import place_of
 from bpcbench.reporting.rows import Place
+from bpcbench.reporting.table import Cell, Column, Group, Line, Table, label_columns
 from bpcbench.stats import Summary, summarise
 from bpcbench.store.address import Address
 from bpcbench.store.manifest import CellRecord, Manifest
 from bpcbench.store.store import Store
 
-HEADINGS = (
-    "data set",
-    "ipc",
-    "method",
-    "inference",
-    "network",
-    "bytes",
-    "distil s",
-    "prepare s",
-    "its share",
-    "infer s",
-    "peak MB",
-    "timed",
+COLUMNS = tuple(map(Column, ("bytes", "distil s", "prep s", "share s", "infer s", "peak MB", "timed")))
+FOOTNOTES = (
+    "CPU seconds of stages on the CPU, wall-clock seconds of those on a GPU; ± is the sample standard deviation over "
+    "coresets.",
+    "bytes: images and targets of a coreset. distil s: one coreset. prep s: everything that must exist first, such "
+    "as experts, in full; share s: divided among the methods of the suite that use it. infer s: one fit and its "
+    "predictions. peak MB: memory of the process that distilled, its libraries included.",
+    "timed shared: other stages ran at the same time, so its seconds cannot be compared.",
 )
-FOOTNOTE = """\
-CPU seconds of stages on the CPU, wall-clock seconds of those on a GPU; ± is the sample standard deviation.
-distil: one coreset. prepare: all that must be there first, such as experts, in full; its share: divided among the
-methods of the suite that use it. infer: one fit and its predictions. bytes: images and targets of a coreset.
-peak MB: memory of the process that distilled, its libraries included. shared: other stages ran beside it.
-"""
 FIT = "fit"
 """The member of a prediction that holds the fitted predictive."""
 _Fits = dict[tuple[Address, ...], list[list[Address]]]
@@ -54,21 +44,16 @@ class Cost:
     peak: float
     shared: bool
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the cost as the texts of a line under `HEADINGS`."""
+    def cells(self) -> tuple[Cell, ...]:
+        """Return the cost as the cells of a table, in the order of `COLUMNS`."""
         return (
-            self.dataset,
-            str(self.ipc),
-            self.method,
-            self.inference,
-            self.network,
-            str(self.size),
+            _number(self.size, "d"),
             _spread(self.distil),
-            "" if self.prepare is None else f"{self.prepare:.1f}",
-            "" if self.share is None else f"{self.share:.1f}",
+            _number(self.prepare, ".1f"),
+            _number(self.share, ".1f"),
             _spread(self.infer),
-            f"{self.peak / 1e6:.0f}",
-            "shared" if self.shared else "alone",
+            _number(self.peak / 1e6, ".0f"),
+            Cell(mean="shared" if self.shared else "alone"),
         )
 
 
@@ -84,6 +69,19 @@ def costs(manifest: Manifest, store: Store) -> list[Cost]:
         if fitted := _fitted(store, cell):
             groups.setdefault(place_of(cell.group), {}).setdefault(cell.coresets, []).append(fitted)
     return [_cost(place, fits, store, users) for place, fits in groups.items()]
+
+
+def cost_table(every: Sequence[Cost], title: str = "", extra: Sequence[str] = ()) -> Table:
+    """Return costs as a table with a line per method, inference and network and a group per data set and ipc."""
+    groups = tuple(Group(*key, COLUMNS) for key in dict.fromkeys((cost.dataset, cost.ipc) for cost in every))
+    by_place = {Place(c.dataset, c.ipc, c.method, c.inference, c.network): c.cells() for c in every}
+    nothing = tuple(Cell() for _ in COLUMNS)
+    lines = []
+    for name in dict.fromkeys((cost.method, cost.inference, cost.network) for cost in every):
+        blocks = (by_place.get(Place(group.dataset, group.ipc, *name), nothing) for group in groups)
+        lines.append(Line(*name, tuple(cell for block in blocks for cell in block), ranked=False))
+    heading = f"{title}. Costs" if title else "Costs"
+    return Table(heading, label_columns(lines), groups, tuple(lines), (*FOOTNOTES, *extra))
 
 
 def _cost(place: Place, fits: _Fits, store: Store, users: Mapping[Address, set[str]]) -> Cost:
@@ -140,5 +138,9 @@ def _seconds(store: Store, address: Address) -> float:
     return float(meta["cpu_seconds" if meta.get("device", "cpu") == "cpu" else "seconds"])
 
 
-def _spread(summary: Summary) -> str:
-    return f"{summary.mean:.1f}" + ("" if summary.std is None else f"±{summary.std:.1f}")
+def _spread(summary: Summary) -> Cell:
+    return Cell(summary, f"{summary.mean:.1f}", "" if summary.std is None else f"{summary.std:.1f}")
+
+
+def _number(value: float | None, form: str) -> Cell:
+    return Cell() if value is None else Cell(Summary(value, None, 1, None, None, None), format(value, form))

@@ -26,11 +26,21 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a suite asks for at one place: how many distil seeds, each with how many evaluation seeds."""
+
+    distil: int
+    evaluate: int
+    ranked: bool = True
+
+
+@dataclass(frozen=True)
 class Row:
     """One metric of one evaluation of one coreset.
 
-    `coreset` is the coreset's address. Rows with equal `coreset` evaluate the same coreset even where `distil_seed`
-    differs: a deterministic method has one coreset for all its seeds, and counts once. `value` is as the evaluator gave
+    `coreset` is the coreset's address; of coresets with equal content, the first one's. Rows with equal `coreset`
+    evaluate the same coreset even where `distil_seed` differs: a deterministic method has one for all its seeds, and
+    counts once. `value` is as the evaluator gave
     it; with the unit `percent` it is a fraction that tables print in percent. `notes` are the words of the data set and
     of the method that every table must carry, such as `subset`, `generated` or `reconstruction`. `ranked` is False for
     a method that is no competitor.
@@ -51,6 +61,11 @@ class Row:
     unit: Unit = ""
     notes: tuple[str, ...] = ()
     ranked: bool = True
+
+    @property
+    def place(self) -> Place:
+        """Where the row's mean stands in a table, but for the metric."""
+        return Place(self.dataset, self.ipc, self.method, self.inference, self.network)
 
 
 def number(unit: Unit, value: float, like: float | None = None) -> str:

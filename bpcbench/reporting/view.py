@@ -7,12 +7,25 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bpcbench.errors import UserError, unknown
-from bpcbench.reporting.collect import Progress, collect, progress, published_numbers
+from bpcbench.reporting.collect import Progress, asked, collect, progress, published_numbers, skip_notes
+from bpcbench.reporting.costs import cost_table, costs
+from bpcbench.reporting.pairs import Axis, difference_table, pairs
 from bpcbench.reporting.rows import Row
 from bpcbench.reporting.table import Table, build
 from bpcbench.store.invocations import Invocation
 from bpcbench.store.manifest import Manifest
 from bpcbench.store.store import Store
+
+_ALIASES = {
+    "accuracy": "acc",
+    "top1": "acc",
+    "negative log-likelihood": "nll",
+    "log-likelihood": "nll",
+    "loss": "nll",
+    "calibration": "ece",
+    "calibration error": "ece",
+}
+"""What else metrics are called, for suggestions only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +57,7 @@ class View:
         known = {metric.name for metric in self.manifest.metrics}
         for metric in metrics if known else ():
             if metric not in known:
-                raise UserError("--metrics: " + unknown("metric", metric, known))
+                raise UserError("--metrics: " + _unknown_metric(metric, known))
         runs = self.invocation.runs
         return tuple(metrics) or (runs[-1].shown if runs else ()) or self.manifest.shown
 
@@ -63,10 +76,27 @@ class View:
             publications=manifest.publications,
             extra=self.footnotes(),
             tried=manifest.tried,
+            asked=asked(manifest),
         )
 
+    def differences(self, against: str, metrics: Sequence[str] = (), *, axis: Axis = "method") -> Table:
+        """Return the paired differences to a method, an inference or a network.
+
+        Raise UserError for an unknown label, and where nothing can be paired.
+        """
+        order = tuple(asked(self.manifest))
+        found = pairs(self.rows(), against, self.shown(metrics), axis, order)
+        if not found:
+            what = "distil seed" if axis == "method" else "coreset"
+            raise UserError(f"nothing to compare with the {axis} {against!r}: no result shares a {what} with it")
+        return difference_table(found, self.title, axis, self.footnotes())
+
+    def costs(self) -> Table:
+        """Return what the coresets and their evaluations took."""
+        return cost_table(costs(self.manifest, self.store), self.title, self.footnotes())
+
     def footnotes(self) -> tuple[str, ...]:
-        """Return what has to be said of the results as a whole: what is missing, and what older code made."""
+        """Return what has to be said of the results as a whole: what is missing, skipped, or made by older code."""
         runs = self.invocation.runs
         notes = []
         if note := self.progress.note():
@@ -76,4 +106,12 @@ class View:
             names = ", ".join(runs[-1].stale)
             again = " ".join(f"--recompute {name}" for name in runs[-1].stale)
             notes.append(f"Some results of {names} were made by code that has changed since; {again} makes them again.")
-        return tuple(notes)
+        return (*notes, *skip_notes(self.manifest))
+
+
+def _unknown_metric(metric: str, known: set[str]) -> str:
+    plain = metric.strip().lower().replace("_", " ")
+    alias = next((name for name in (plain, _ALIASES.get(plain, "")) if name in known), None)
+    if alias is None:
+        return unknown("metric", metric, known)
+    return f"unknown metric {metric!r}; did you mean {alias!r}? (allowed: {', '.join(sorted(known))})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
+import os
 import sys
 import time
 import traceback
@@ -126,13 +127,14 @@ def execute(task: Task, started: Started | None = None) -> Outcome:
 def _log(task: Task, trace: str) -> None:
     """Write a traceback to the task's log, where everything goes that a worker prints."""
     with contextlib.suppress(OSError):
-        if multiprocessing.parent_process() is None:
-            sys.stderr.write(trace)
         sys.stdout.flush()
         sys.stderr.flush()
         task.log.parent.mkdir(parents=True, exist_ok=True)
         with task.log.open("a") as stream:
             stream.write(f"{task.kind} {task.label} failed\n{trace}")
+            redirected = os.path.samestat(os.fstat(stream.fileno()), os.fstat(2))
+        if not redirected and multiprocessing.parent_process() is None:
+            sys.stderr.write(trace)
 
 
 class _Attempt:

@@ -1,14 +1,16 @@
-"""The queue of a run: which stages are ready, running, waiting for others or skipped."""
+"""The queue of a run: which stages are ready, under way, waiting for others or skipped."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from bpcbench.planning.planner import PlannedStage
-from bpcbench.records import Status, Task
+from bpcbench.records import Resources, Status
 
 
 @dataclass(frozen=True)
@@ -22,108 +24,123 @@ class Outcome:
     messages: tuple[str, ...] = ()
 
 
-Execute = Callable[[Task], Outcome]
+@dataclass(frozen=True)
+class ResourceClass:
+    """Stages that a pool has room for, or not, alike."""
+
+    score: bool
+    resources: Resources
+
+    @classmethod
+    def of(cls, planned: PlannedStage) -> ResourceClass:
+        """Return the class of a stage."""
+        return cls(planned.kind == "score", planned.resources)
 
 
-@dataclass
-class Work:
-    """The stages of a plan that are still to do, handed out as they become ready. Safe to use from several threads."""
+class Queue:
+    """The stages of a plan that are to do, handed out as they become ready, in the order in which they do.
 
-    stages: Sequence[PlannedStage]
-    make_task: Callable[[PlannedStage], Task]
-    on_take: Callable[[Task], None]
-    on_finish: Callable[[PlannedStage, Outcome], None]
-    stopping: bool = False
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-    _waiting: dict[str, PlannedStage] = field(default_factory=dict)
-    _all: dict[str, PlannedStage] = field(default_factory=dict)
-    _running: dict[str, PlannedStage] = field(default_factory=dict)
-    _not_before: dict[str, float] = field(default_factory=dict)
-    _blocking: dict[str, int] = field(default_factory=dict)
-    _dependants: dict[str, list[str]] = field(default_factory=dict)
-    _ready: dict[bool, dict[str, PlannedStage]] = field(default_factory=lambda: {True: {}, False: {}})
-    _said: set[str] = field(default_factory=set)
+    A stage is waiting, ready, delayed, under way or over. Ready stages are kept by class of resources, so that looking
+    for the next one costs the number of classes, not the number of stages. Safe to use from several threads; `changed`
+    is notified when stages become ready or are over.
+    """
 
-    def __post_init__(self) -> None:
-        self._waiting = {stage.id: stage for stage in self.stages}
-        self._all = dict(self._waiting)
-        for stage in self.stages:
-            needs = [need for need in dict.fromkeys(stage.stage.needs) if need in self._waiting]
-            self._blocking[stage.id] = len(needs)
+    def __init__(self, stages: Sequence[PlannedStage]) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self._stages = {planned.id: planned for planned in stages}
+        self._order = itertools.count()
+        self._ready: dict[ResourceClass, deque[tuple[int, PlannedStage]]] = {}
+        self._delayed: list[tuple[float, int, PlannedStage]] = []
+        self._waiting: set[str] = set(self._stages)
+        self._left = Counter(planned.kind == "score" for planned in self._stages.values())
+        self._blocking: dict[str, int] = {}
+        self._dependants: dict[str, list[str]] = {}
+        for planned in self._stages.values():
+            needs = [need for need in planned.stage.needs if need in self._stages]
+            self._blocking[planned.id] = len(needs)
             for need in needs:
-                self._dependants.setdefault(need, []).append(stage.id)
+                self._dependants.setdefault(need, []).append(planned.id)
             if not needs:
-                self._ready[stage.kind == "score"][stage.id] = stage
+                self._make_ready(planned)
 
-    def __bool__(self) -> bool:
-        """True while the engine may still be handed a task, or has one running."""
-        with self._lock:
-            return self._left(scores=False)
+    def _make_ready(self, planned: PlannedStage) -> None:
+        self._waiting.discard(planned.id)
+        self._ready.setdefault(ResourceClass.of(planned), deque()).append((next(self._order), planned))
 
-    def _left(self, *, scores: bool) -> bool:
-        both = (self._running,) if self.stopping else (self._running, self._waiting)
-        return any((stage.kind == "score") == scores for group in both for stage in group.values())
+    def left(self, scores: Collection[bool]) -> bool:
+        """Say whether a score, or a stage that is none, is not over yet: waiting, ready, delayed or under way."""
+        with self.changed:
+            return any(self._left[score] > 0 for score in scores)
 
-    def scores_left(self) -> bool:
-        """True while a score is waiting, or could still become ready."""
-        with self._lock:
-            # None is handed out any more once the run stops, whatever an engine that failed has left running.
-            return not self.stopping and bool(self._running or self._waiting)
+    def first(
+        self, scores: Collection[bool], now: float, without: Collection[ResourceClass] = ()
+    ) -> PlannedStage | None:
+        """Return the stage that has been ready longest, of classes other than `without`, or None. It stays ready."""
+        with self.changed:
+            while self._delayed and self._delayed[0][0] <= now:
+                self._make_ready(heapq.heappop(self._delayed)[2])
+            heads = [
+                stages[0]
+                for group, stages in self._ready.items()
+                if stages and group.score in scores and group not in without
+            ]
+            return min(heads)[1] if heads else None
 
-    def take(self, fits: Callable[[Task], bool], *, scores: bool = False) -> Task | None:
-        """Return the next ready task that fits, or None. Scores are taken by the runner, not by engines."""
-        with self._lock:
-            if self.stopping:
+    def next_due(self, scores: Collection[bool]) -> float | None:
+        """Return when the earliest delayed stage becomes ready, or None."""
+        with self.changed:
+            return min((due for due, _, planned in self._delayed if (planned.kind == "score") in scores), default=None)
+
+    def take(self, planned: PlannedStage) -> None:
+        """Note that the stage that `first` returned is under way."""
+        with self.changed:
+            group = self._ready[ResourceClass.of(planned)]
+            if group[0][1] is not planned:
+                raise ValueError(f"{planned.id} is not the first of its class")
+            group.popleft()
+
+    def adopt(self, stage: str) -> PlannedStage | None:
+        """Note that a stage is under way already; return None if it is not one that waits or is ready."""
+        with self.changed:
+            planned = self._stages.get(stage)
+            if planned is None:
                 return None
-            now = time.monotonic()
-            for stage in self._ready[scores].values():
-                if self._not_before.get(stage.id, 0.0) > now:
-                    continue
-                task = self.make_task(stage)
-                if fits(task):
-                    del self._ready[scores][stage.id]
-                    self._running[stage.id] = self._waiting.pop(stage.id)
-                    self.on_take(task)
-                    return task
-            return None
+            if stage in self._waiting:
+                self._waiting.discard(stage)
+                return planned
+            group = self._ready.get(ResourceClass.of(planned), deque())
+            entry = next((entry for entry in group if entry[1] is planned), None)
+            if entry is None:
+                return None
+            group.remove(entry)
+            return planned
 
-    def finish(self, outcome: Outcome) -> None:
-        """Take note of an outcome: it makes dependants ready, or skips them, or puts a busy stage back."""
-        with self._lock:
-            stage = self._running.pop(outcome.stage)
-            if outcome.status == "busy":
-                self._waiting[stage.id] = stage
-                self._ready[stage.kind == "score"][stage.id] = stage
-                self._not_before[stage.id] = time.monotonic() + 0.3
-                return
-            if outcome.status == "stopped" and not self.stopping:
-                # Not by this run: someone sent the signal to the worker alone.
-                outcome = replace(outcome, status="failed", message="the worker was told to stop by a signal")
-            # What every worker notices, such as a file system without locks, is said once.
-            outcome = replace(outcome, messages=tuple(m for m in outcome.messages if m not in self._said))
-            self._said.update(outcome.messages)
-            self.on_finish(stage, outcome)
-            if outcome.status in ("done", "cached"):
-                for name in self._dependants.get(stage.id, ()):
+    def put_back(self, planned: PlannedStage, due: float) -> None:
+        """Note that a stage is under way no more and becomes ready again at a time of the monotonic clock."""
+        with self.changed:
+            heapq.heappush(self._delayed, (due, next(self._order), planned))
+            self.changed.notify_all()
+
+    def finish(self, planned: PlannedStage, status: Status) -> list[PlannedStage]:
+        """Note that a stage is over; return the dependants that are skipped with it because it failed."""
+        with self.changed:
+            self._left[planned.kind == "score"] -= 1
+            skipped: list[PlannedStage] = []
+            if status in ("done", "cached"):
+                for name in self._dependants.get(planned.id, ()):
                     self._blocking[name] -= 1
                     if self._blocking[name] == 0 and name in self._waiting:
-                        dependant = self._waiting[name]
-                        self._ready[dependant.kind == "score"][name] = dependant
-            elif outcome.status == "failed":
-                self._skip_dependants(stage.id, stage.label)
+                        self._make_ready(self._stages[name])
+            elif status == "failed":
+                skipped = list(self._skip_dependants(planned.id))
+            self.changed.notify_all()
+            return skipped
 
-    def _skip_dependants(self, failed: str, label: str) -> None:
+    def _skip_dependants(self, failed: str) -> Iterator[PlannedStage]:
         for name in self._dependants.get(failed, ()):
-            stage = self._waiting.pop(name, None)
-            if stage is not None:
-                self.on_finish(stage, Outcome(name, "skipped", message=f"it needs {label!r}, which failed"))
-                self._skip_dependants(name, label)
-
-    def stage(self, name: str) -> PlannedStage:
-        """Return the stage with that id."""
-        return self._all[name]
-
-    def running(self) -> list[PlannedStage]:
-        """Return the stages under way, engine's and runner's."""
-        with self._lock:
-            return list(self._running.values())
+            if name in self._waiting:
+                self._waiting.discard(name)
+                planned = self._stages[name]
+                self._left[planned.kind == "score"] -= 1
+                yield planned
+                yield from self._skip_dependants(name)

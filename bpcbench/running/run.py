@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pdb  # noqa: T100 - `--pdb` is a feature
 import signal
 import threading
 import time
-import traceback
 import types
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from bpcbench.api import Engine
-from bpcbench.errors import PluginError
+from bpcbench.api import Engine, Pool
 from bpcbench.planning.plan import Plan
 from bpcbench.planning.planner import PlannedStage
-from bpcbench.records import StageEvent, Task
+from bpcbench.records import RunInfo, StageEvent, Task
 from bpcbench.registry.discovery import Registry
-from bpcbench.running.bodies import attempt, execute
-from bpcbench.running.context import StageContext
 from bpcbench.running.engines import Inline, Local
 from bpcbench.running.events import Listener, Monitor
-from bpcbench.running.queue import Outcome, Work
-from bpcbench.running.scoring import Scorer
-from bpcbench.store.store import Store
+from bpcbench.running.lane import Lane, StopRequest
+from bpcbench.running.local import LocalPool
+from bpcbench.running.queue import Outcome, Queue
+from bpcbench.store.store import ABANDONED_SECONDS, Store
+
+GRACE_SECONDS = 30.0
+"""How long a stage that is asked to stop may take to write its checkpoint."""
+
+
+def score_pool(run: RunInfo) -> Pool:
+    """Return the pool that scores run in: one process for many, since they are small and starting one costs more."""
+    return LocalPool(run, slots=1, reuse=True)
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Result:
 
 @dataclass
 class Runner:
-    """Runs the stages of a plan that are to do."""
+    """Runs the stages of a plan that are to do. It is the host of its lanes: the engine's, and that of the scores."""
 
     registry: Registry
     plan: Plan
@@ -68,79 +72,74 @@ class Runner:
     listeners: Sequence[Listener] = ()
     report: Callable[[str], None] = print
     debug: bool = False
+    grace: float = GRACE_SECONDS
 
     def run(self) -> Result:
-        """Run until nothing is left, or a signal asks to stop."""
+        """Run until nothing is left, or a signal asks to stop; raise EngineError if the engine fails."""
         self._counts: dict[str, int] = {}
         self._failures: list[Failure] = []
-        self._contexts: list[StageContext] = []
+        self._shown: set[str] = set()
         stages = self.plan.to_do()
-        self._monitor = Monitor(self.listeners, self.report)
-        self._work = work = Work(stages, self._task, self._take, self._finish)
         if not stages:
             return Result({})
-        self._monitor.start()
+        self._queue = Queue(stages)
+        self._stop = StopRequest()
+        self._monitor = Monitor(self.listeners, self.report)
+        _sweep(self.store.root / "scratch" / "outcomes")
+        info = RunInfo(
+            store=self.store.root,
+            run=uuid.uuid4().hex,
+            threads=self.plan.suite.threads,
+            device=self.plan.suite.device,
+            preload=tuple(dict.fromkeys(module for planned in stages for module in planned.preload)),
+            grace=self.grace,
+            debug=self.debug,
+            report=self.report,
+        )
         stopped_by: list[int] = []
+        self._monitor.start()
         try:
-            with _signals(self._stop, stopped_by):
-                if isinstance(self.engine, Inline):
-                    self._run_inline(work)
-                else:
-                    self._run_apart(work)
+            if self.engine.in_process:
+                lane = self._lane(self.engine.open, info, scores=(True, False))
+                with _signals(self._stop, lane.interrupt, stopped_by):
+                    lane.run()
+            else:
+                lane = self._lane(self.engine.open, info, scores=(False,))
+                scores = _LaneThread(self._lane(score_pool, info, scores=(True,)))
+                with _signals(self._stop, None, stopped_by):
+                    self._run_both(lane, scores)
         finally:
             self._monitor.end()
         return Result(self._counts, tuple(self._failures), stopped_by[0] if stopped_by else None)
 
-    def _run_apart(self, work: Work) -> None:
-        preload = tuple(dict.fromkeys(module for stage in work.stages for module in stage.preload))
-        scorer = Scorer(work, preload)
-        scorer.start()
+    def _lane(self, open_pool: Callable[[RunInfo], Pool], info: RunInfo, *, scores: tuple[bool, ...]) -> Lane:
+        return Lane(
+            engine=self.engine.name if False in scores else "local",
+            open=lambda: open_pool(info),
+            queue=self._queue,
+            scores=scores,
+            host=self,
+            # A store of its own: the lanes are in threads of their own.
+            store=Store(self.store.root),
+            stop=self._stop,
+            grace=self.grace,
+            retries=self.engine.retries if False in scores else Local.retries,
+        )
+
+    def _run_both(self, lane: Lane, scores: _LaneThread) -> None:
+        scores.start()
         try:
-            for outcome in self.engine.run(work, execute):
-                work.finish(outcome)
-            if work and not work.stopping:
-                raise PluginError(f"engine {self.engine.name} ended while stages were left; run again to go on")
+            lane.run()
         except BaseException:
-            work.stopping = True
+            self._stop.requested = True
             raise
         finally:
-            scorer.join()
-        if scorer.error is not None:
-            raise scorer.error
+            scores.join()
+        if scores.error is not None:
+            raise scores.error
 
-    def _run_inline(self, work: Work) -> None:
-        for outcome in self.engine.run(work, self._execute_here):
-            work.finish(outcome)
-            self._scores_here(work)
-        while work.scores_left():
-            self._scores_here(work)
-            # Another process is at work on what is left.
-            time.sleep(0.02)
-
-    def _scores_here(self, work: Work) -> None:
-        while (task := work.take(lambda task: True, scores=True)) is not None:
-            work.finish(self._execute_here(task))
-
-    def _execute_here(self, task: Task) -> Outcome:
-        if not self.debug:
-            return execute(task, self._contexts.append)
-        try:
-            return attempt(task, self._contexts.append)
-        except Exception as error:
-            traceback.print_exc()
-            pdb.post_mortem(error.__traceback__)
-            return Outcome(task.id, "failed", message=f"{type(error).__name__}: {error}")
-
-    def _stop(self) -> None:
-        """Ask for a clean stop; a stage that runs in this process is told directly."""
-        self._work.stopping = True
-        for context in self._contexts:
-            context.stopping = True
-
-    def _take(self, task: Task) -> None:
-        self._monitor.started(self._work.stage(task.id), self.store.scratch(task.id) / task.attempt)
-
-    def _task(self, planned: PlannedStage) -> Task:
+    def task(self, planned: PlannedStage, jobs: int) -> Task:
+        """Return a new attempt at a stage, in a pool of so many slots."""
         suite = self.plan.suite
         return make_task(
             planned,
@@ -150,8 +149,26 @@ class Runner:
             threads=suite.threads,
             device=suite.device,
             timeout=suite.timeout,
-            jobs=self.engine.slots(suite.threads) if isinstance(self.engine, Local) else 1,
+            jobs=jobs,
         )
+
+    def begun(self, planned: PlannedStage, task: Task) -> None:
+        """Follow the events of an attempt."""
+        self._monitor.started(planned, self.store.scratch(task.id) / task.attempt)
+
+    def released(self, planned: PlannedStage) -> None:
+        """Follow an attempt no more; there will be another one."""
+        self._monitor.finished(planned, Outcome(planned.id, "busy"))
+
+    def finished(self, planned: PlannedStage, outcome: Outcome) -> None:
+        """Count a stage that is over, tell those who listen, and skip what depends on it if it failed."""
+        with self._queue.changed:
+            # What every worker notices, such as a file system without locks, is shown once.
+            new = tuple(message for message in outcome.messages if message not in self._shown)
+            self._shown.update(new)
+            self._tell(planned, replace(outcome, messages=new))
+            for skipped in self._queue.finish(planned, outcome.status):
+                self._tell(skipped, Outcome(skipped.id, "skipped", message=f"it needs {planned.label!r}, which failed"))
 
     def log_of(self, planned: PlannedStage) -> Path:
         """Return the file that holds what a stage printed."""
@@ -160,15 +177,39 @@ class Runner:
         address = planned.stage.addresses[0]
         return self.store.root / "logs" / f"{address.kind}-{address.key[:12]}-{address.folder}.log"
 
-    def _finish(self, stage: PlannedStage, outcome: Outcome) -> None:
+    def _tell(self, planned: PlannedStage, outcome: Outcome) -> None:
         self._counts[outcome.status] = self._counts.get(outcome.status, 0) + 1
         if outcome.status == "failed":
-            self._failures.append(Failure(stage, outcome.message, self.log_of(stage)))
-        self._monitor.finished(stage, outcome)
-        event = StageEvent(
-            str(stage.stage.addresses[0]), stage.kind, stage.label, outcome.status, outcome.seconds, outcome.message
-        )
+            self._failures.append(Failure(planned, outcome.message, self.log_of(planned)))
+        self._monitor.finished(planned, outcome)
+        address = str(planned.stage.addresses[0])
+        event = StageEvent(address, planned.kind, planned.label, outcome.status, outcome.seconds, outcome.message)
         self.registry.observe(event, self.report)
+
+
+class _LaneThread(threading.Thread):
+    """A lane in a thread of its own; what it raises is kept, and stops the run."""
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__(name="scores", daemon=True)
+        self.lane = lane
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.lane.run()
+        except BaseException as error:
+            self.error = error
+            self.lane.stop.requested = True
+
+
+def _sweep(outcomes: Path) -> None:
+    """Remove outcome files that nobody has read, because the run they were for was killed."""
+    if outcomes.is_dir():
+        for file in outcomes.iterdir():
+            with contextlib.suppress(OSError):
+                if time.time() - file.stat().st_mtime > ABANDONED_SECONDS:
+                    file.unlink()
 
 
 def make_task(
@@ -205,31 +246,32 @@ def make_task(
 
 
 def choose_engine(engine: Engine | None, *, jobs: int | None = None, inline: bool = False) -> Engine:
-    """Return the suite's engine with the command line's wishes."""
-    if inline:
-        return Inline()
-    chosen: Any = engine or Local()
-    if jobs is not None and "jobs" in {field.name for field in fields(chosen)}:
-        chosen = replace(chosen, jobs=jobs)
-    return cast(Engine, chosen)
+    """Return the suite's engine with the command line's settings."""
+    chosen = Inline() if inline else engine or Local()
+    return chosen if jobs is None else replace(chosen, jobs=jobs)
 
 
 @contextlib.contextmanager
-def _signals(end: Callable[[], None], stopped_by: list[int]) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into a clean stop; a second one ends the process at once."""
+def _signals(stop: StopRequest, interrupt: Callable[[], None] | None, stopped_by: list[int]) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into a clean stop; a second one ends the process at once.
 
-    def stop(signum: int, frame: types.FrameType | None) -> None:
+    `interrupt` is called in the handler, for stages that run in this very thread.
+    """
+
+    def handle(signum: int, frame: types.FrameType | None) -> None:
         if stopped_by:
             os._exit(128 + signum)
         stopped_by.append(signum)
-        end()
+        stop.requested = True
         # Not print: the signal may have come in the middle of one, which must not be entered twice.
         os.write(2, b"\nstopping: running stages write a checkpoint (again to end at once)\n")
+        if interrupt is not None:
+            interrupt()
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

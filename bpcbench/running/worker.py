@@ -1,10 +1,16 @@
-"""A worker process: forked from a server that has its framework loaded, it runs tasks and dies with its parent."""
+"""Worker processes, which execute tasks.
+
+`Worker` is the parent's end of a process that is forked from a server with the frameworks loaded, gets tasks as JSON
+through a pipe, and dies with its parent. `python -m bpcbench.running.worker TASK.json` executes one task anywhere.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import faulthandler
 import fcntl
+import json
 import multiprocessing
 import os
 import signal
@@ -12,22 +18,25 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.popen_forkserver import Popen
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
-from bpcbench.records import Task
-from bpcbench.running.queue import Outcome
+from bpcbench.records import Ended, Started, Task
 
 PRELOAD_VARIABLE = "BPCBENCH_PRELOAD"
 _NEVER_INHERITED = "BPCBENCH_"
-BEGUN = "begun"
-"""What a worker says when it takes up a task."""
 STARTING_SECONDS = 300.0
 """How long the server may take to load frameworks before the time of a stage begins to count."""
+EXIT_CODES = {"done": 0, "cached": 0, "failed": 1, "busy": 75, "stopped": 128 + signal.SIGTERM}
+"""The exit codes of `python -m bpcbench.running.worker` by status; 2 if it got no readable task."""
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+"""Signals by which a stage's own code ends a process; with any other, the process was killed from outside."""
 _STARTING = threading.Lock()
 """Held while a worker is started: what the environment and `__main__` are for that moment is global."""
 
@@ -70,45 +79,46 @@ class Worker:
         ending.close()
         self.task: Task | None = None
         self._sent = 0.0
-        self._begun: float | None = None
+        self._begun = False
 
     def send(self, task: Task) -> None:
         """Hand over a task."""
         self.task = task
-        self._sent, self._begun = time.monotonic(), None
-        # A worker that died at once is found out by `result`.
+        self._sent, self._begun = time.monotonic(), False
+        # A worker that died at once is found out by `events`.
         with contextlib.suppress(OSError):
-            self.connection.send(task)
+            self.connection.send_bytes(json.dumps(task.to_json()).encode())
 
     def ready(self) -> list[Any]:
         """Return what to wait for: an answer, or the end of the process."""
         return [self.connection, self.process.sentinel]
 
-    def result(self) -> Outcome | None:
-        """Return the outcome if there is one; a process that died without an answer has failed."""
+    def events(self) -> Iterator[Started | Ended]:
+        """Yield what has become of the task; a process that died without an answer ends it too."""
         assert self.task is not None
         # Asked for first: what it sent before it ended must not be missed.
         ended = not self.process.is_alive()
         try:
             while self.connection.poll():
-                outcome = self.connection.recv()
-                if isinstance(outcome, Outcome):
-                    return outcome
-                self._begun = time.monotonic()
+                answer = json.loads(self.connection.recv_bytes())
+                if answer is None:
+                    yield from self._start()
+                else:
+                    yield Ended.from_json(answer)
+                    return
         except (EOFError, OSError):
             # It has closed its end, so it is about to be gone.
             self.process.join(0.05)
-        if not ended:
-            return None
-        message = _death(self.process.exitcode)
-        note(self.task, message)
-        return Outcome(self.task.id, "failed", message=message)
+        if ended:
+            yield death(self.task, self.process.exitcode)
+        elif time.monotonic() - self._sent > STARTING_SECONDS:
+            yield from self._start()
 
-    def late(self) -> bool:
-        """Say whether the task has taken longer than its timeout, not counting the start of server and process."""
+    def _start(self) -> Iterator[Started]:
         assert self.task is not None
-        begun = self._sent + STARTING_SECONDS if self._begun is None else self._begun
-        return self.task.timeout is not None and time.monotonic() - begun > self.task.timeout
+        if not self._begun:
+            self._begun = True
+            yield Started(self.task.attempt)
 
     def terminate(self) -> None:
         """Ask the process to stop: it writes a checkpoint first."""
@@ -121,7 +131,7 @@ class Worker:
             self.process.kill()
         else:
             with contextlib.suppress(OSError):
-                self.connection.send(None)
+                self.connection.send_bytes(b"null")
         self.process.join(5)
         if self.process.is_alive():
             self.process.kill()
@@ -139,12 +149,19 @@ def note(task: Task, text: str) -> None:
             stream.write(f"{task.kind} {task.label}: {text}\n")
 
 
-def _death(code: int | None) -> str:
+def death(task: Task, code: int | None) -> Ended:
+    """Return the end of a task whose process is gone without an answer; `code` is as of `subprocess`.
+
+    A process that was killed from outside is lost. One that left by itself, or crashed, would do so again.
+    """
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"the worker was killed by {name}{hint}"
-    return f"the worker ended with code {code} before it answered"
+        message, lost = f"the worker was killed by {name}{hint}", -code not in _CRASHES
+    else:
+        message, lost = f"the worker ended with code {code} before it answered", code is None
+    note(task, message)
+    return Ended(task.attempt, "failed", message, lost=lost)
 
 
 @contextlib.contextmanager
@@ -175,8 +192,8 @@ def _no_main_module() -> Iterator[None]:
 
 
 def serve(connection: Connection, ending: Connection, settings: Mapping[str, str]) -> None:
-    """Run tasks until None arrives or the parent is gone. This is the whole life of a worker process."""
-    _die_with_parent(ending)
+    """Run tasks until null arrives or the parent is gone. This is the whole life of a forked worker."""
+    _die_with_parent(ending.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # The server blocks it, so that one that comes while the worker starts is not lost but waits until here.
@@ -185,45 +202,84 @@ def serve(connection: Connection, ending: Connection, settings: Mapping[str, str
     _adopt(settings)
     while True:
         try:
-            task = connection.recv()
+            received = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             return
-        if task is None:
+        if received is None:
             return
         with contextlib.suppress(OSError):
-            connection.send(BEGUN)
-        outcome = _run(task)
+            connection.send_bytes(b"null")
+        ended = _run(Task.from_json(received), (signal.SIGTERM,), signal.SIG_DFL)
         with contextlib.suppress(OSError):
-            connection.send(outcome)
+            connection.send_bytes(json.dumps(ended.to_json()).encode())
 
 
-def _run(task: Task) -> Outcome:
+def _run(task: Task, signals: Sequence[signal.Signals], afterwards: signal.Handlers) -> Ended:
+    """Execute a task in this process; any of the signals stops it, with a checkpoint if it is in a loop."""
     from bpcbench.errors import Stopped
     from bpcbench.running.bodies import execute
     from bpcbench.running.context import StageContext
 
-    running: list[StageContext] = []
+    contexts: list[StageContext] = []
+    over = False
 
     def stop(signum: int, frame: types.FrameType | None) -> None:
-        if running and running[-1].looping:
-            running[-1].stopping = True
-        else:
+        nonlocal over
+        if contexts and contexts[-1].looping:
+            contexts[-1].stopping = True
+        elif not over:
+            # Raised once: a second signal must not disturb what the first one has begun to end.
+            over = True
             raise Stopped
 
     if task.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = task.visible
     _redirect(task)
-    signal.signal(signal.SIGTERM, stop)
     try:
-        return execute(task, running.append)
+        for number in signals:
+            signal.signal(number, stop)
+        outcome = execute(task, contexts.append)
+        return Ended(task.attempt, outcome.status, outcome.message, outcome.seconds, outcome.messages)
     except Stopped:
-        return Outcome(task.id, "stopped", message="stopped")
+        return Ended(task.attempt, "stopped", "stopped")
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        over = True
+        for number in signals:
+            signal.signal(number, afterwards)
         # A disk that is full must not cost the answer.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Execute the task that a JSON file describes, write its outcome file, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bpcbench.running.worker", description=main.__doc__)
+    parser.add_argument("task", type=Path, metavar="TASK.json")
+    parser.add_argument("--bound", action="store_true", help="end when standard input is closed")
+    arguments = parser.parse_args(words)
+    if arguments.bound:
+        _die_with_parent(0)
+    try:
+        task = Task.from_json(json.loads(arguments.task.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"{arguments.task} is not a task: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    faulthandler.enable(file=2)
+    # Ignored afterwards: a signal that comes late must not cost the outcome.
+    ended = _run(task, (signal.SIGTERM, signal.SIGINT), signal.SIG_IGN)
+    _write_outcome(task, ended)
+    return EXIT_CODES[ended.status or "failed"]
+
+
+def _write_outcome(task: Task, ended: Ended) -> None:
+    file = task.outcome_file
+    temporary = file.with_suffix(f".{uuid.uuid4().hex}")
+    # Without it the runner looks into the store.
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(ended.to_json()))
+        temporary.replace(file)
 
 
 def _redirect(task: Task) -> None:
@@ -234,17 +290,19 @@ def _redirect(task: Task) -> None:
     os.close(descriptor)
 
 
-def _die_with_parent(ending: Connection) -> None:
+def _die_with_parent(descriptor: int) -> None:
+    """End this process when the other end of a pipe is closed."""
+
     def watch() -> None:
-        wait([ending])
+        wait([descriptor])
         os._exit(70)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
-    if sys.platform == "linux":
-        # The thread cannot run while a plugin holds the interpreter in one long call; the kernel can.
-        descriptor = ending.fileno()
+    # The thread cannot run while a plugin holds the interpreter in one long call; the kernel can, where it is asked so.
+    set_signal = getattr(fcntl, "F_SETSIG", None)
+    if set_signal is not None:
         fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(descriptor, set_signal, signal.SIGKILL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
 
 
@@ -257,3 +315,7 @@ def _adopt(settings: Mapping[str, str]) -> None:
     for name in [name for name in os.environ if name.startswith(_NEVER_INHERITED)]:
         del os.environ[name]
     os.environ.update(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -245,10 +245,10 @@ class _Interned:
 
 
 def _encode(manifest: Manifest) -> tuple[dict[str, Any], list[list[Any]]]:
-    """Return the content of the two files.
+    """Return the two files.
 
-    A cell is [group, seed, seed, coresets, predict key, splits, evaluator, score key, ...] or, if it is skipped,
-    [group, seed, seed, reason]; its step, if it has one, stands last.
+    A cell is [group, seed, seed, coresets, predict key, splits, (evaluator, score key)...] or, if it is skipped,
+    [group, seed, seed, reason]; a step, if it has one, stands last.
     """
     plugins, coresets, splits = _Interned(), _Interned(), _Interned()
     numbers = {id(group): number for number, group in enumerate(manifest.groups)}

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from import_path import with_folder
 
 import bpcbench
 from bpcbench import hooks
 from bpcbench.cli import main
 from bpcbench.registry.discovery import KINDS, LOCAL_VARIABLE, Registry, registry
+from bpcbench.session import Session
 
 HOOKS = {name: value for name, value in vars(hooks).items() if name.startswith("bpcbench_")}
 EXPECTED = {
@@ -25,7 +25,7 @@ EXPECTED = {
     "bpcbench_inferences": ("inference", "nearest-mean"),
     "bpcbench_networks": ("network", "random-projection"),
     "bpcbench_evaluators": ("evaluator", "confidence"),
-    "bpcbench_engines": ("engine", "one-by-one"),
+    "bpcbench_engines": ("engine", "plain"),
 }
 SUITE = """
 protocol: 1
@@ -54,9 +54,9 @@ class ByMeans(bpcbench.Method):
     def prerequisites(self, facts, ipc):
         return {"means": bpcbench.Need(bpcbench.Ref("class-means"))}
 
-    def distil(self, data, ipc, inputs, ctx):
+    def distil(self, data, ipc, given, ctx):
         labels = np.arange(data.facts.classes)
-        images = inputs["means"].members["final"]["means"]
+        images = given["means"].members["final"]["means"]
         return bpcbench.Coreset(images=images, targets=labels, classes=len(labels))
 
 @bpcbench.hookimpl
@@ -119,7 +119,7 @@ def test_the_examples_make_a_whole_run(examples: Path, tmp_path: Path) -> None:
     result = bpcbench.run(suite, ["methods.by-means="], out=out, inline=True, track=False, quiet=True)
     assert (result.exit_code, result.failures) == (0, ())
     values: dict[tuple[str, str], list[float]] = {}
-    for row in bpcbench.Session(suite, ["methods.by-means="], out=out).rows():
+    for row in Session(suite, ["methods.by-means="], out=out).rows():
         values.setdefault((row.method, row.metric), []).append(row.value)
     # Stripes are easy, and a softmax of small distances is modest: accuracy is high, confidence is not.
     for method in ("jitter", "by-means"):
@@ -151,9 +151,8 @@ def test_the_example_of_a_publication_stands_below_the_measured_line(
 
 
 def test_the_example_of_an_engine_runs_a_suite(examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Scores are made in a worker process, which imports the examples too.
-    monkeypatch.setenv("PYTHONPATH", with_folder(examples))
+    monkeypatch.setenv("PYTHONPATH", str(examples))  # workers import them too
     suite, out = "example_of_bpcbench_suites:tiny", tmp_path / "out"
-    result = bpcbench.run(suite, ["engine=one-by-one", "seeds=1"], out=out, track=False, quiet=True)
+    result = bpcbench.run(suite, ["engine=plain", "seeds=1"], out=out, track=False, quiet=True)
     assert (result.exit_code, result.counts) == (0, {"done": 5})  # preprocessing, coreset, predictions, two scores
-    assert len(bpcbench.Session(suite, ["engine=one-by-one", "seeds=1"], out=out).rows()) == 8
+    assert len(Session(suite, ["seeds=1"], out=out).rows()) == 8

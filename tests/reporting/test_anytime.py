@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bpcbench import cli, session
-from bpcbench.reporting.anytime import kept, pictures, points, progress
+from bpcbench import Session, cli
+from bpcbench.reporting.anytime import kept_snapshots, pictures, points, progress
 from bpcbench.reporting.pairs import pairs
 from bpcbench.reporting.plain import plain
 from bpcbench.reporting.rows import Row
+from bpcbench.reporting.view import View
 from bpcbench.running.run import Result
 
 SUITE = """
@@ -40,13 +41,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a suite and a store in which its snapshots were evaluated."""
     place = tmp_path_factory.mktemp("anytime")
     (place / "curves.yaml").write_text(SUITE)
-    _ended(place)
+    _viewed(place)
     return place
 
 
-def _ended(folder: Path) -> tuple[session.Session, Result]:
-    out, suite = folder / "out", str(folder / "curves.yaml")
-    return session.anytime(suite, out=out, steps=(0, 5, 20), inline=True, track=False, quiet=True)
+def _viewed(folder: Path) -> tuple[View, Result]:
+    session = Session(str(folder / "curves.yaml"), out=folder / "out", inline=True, track=False, quiet=True)
+    view, result = session.anytime((0, 5, 20))
+    assert view is not None
+    return view, result
 
 
 def _words(folder: Path, *more: str) -> list[str]:
@@ -64,9 +67,8 @@ def test_a_curve_goes_from_the_start_to_the_end(folder: Path, capsys: pytest.Cap
 
 
 def test_the_last_snapshot_is_the_last_iterate(folder: Path) -> None:
-    ended, _ = _ended(folder)
-    assert ended.store is not None
-    found = points(ended.plan, ended.store, ("acc", "nll"))
+    view, _ = _viewed(folder)
+    found = points(view.manifest, view.store, ("acc", "nll"))
     by_step = {point.step: point.metrics for point in found}
     assert by_step[20] == by_step[None]
     assert by_step[0] != by_step[None]
@@ -74,19 +76,16 @@ def test_the_last_snapshot_is_the_last_iterate(folder: Path) -> None:
 
 def test_the_start_is_that_of_random_under_the_same_labels(folder: Path) -> None:
     """At step 0 VBPC has the images that `random` has: only the scale of the labels differs."""
-    ended, _ = _ended(folder)
-    store = ended.store
-    assert store is not None
-    cells = [cell for cell in ended.plan.cells if cell.distil_seed == 1]
-    start = next(cell.coreset for cell in cells if cell.method == "vbpc" and cell.step == 0)
-    other = next(cell.coreset for cell in cells if cell.method == "random")
-    assert start is not None
-    assert other is not None
+    view, _ = _viewed(folder)
+    store = view.store
+    cells = [cell for cell in view.manifest.cells if cell.distil_seed == 1]
+    start = next(cell.coresets[0] for cell in cells if cell.group.method == "vbpc" and cell.step == 0)
+    other = next(cell.coresets[0] for cell in cells if cell.group.method == "random")
     np.testing.assert_array_equal(store.read(start).arrays["images"], store.read(other).arrays["images"])
 
 
 def test_evaluating_again_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, result = _ended(folder)
+    _, result = _viewed(folder)
     assert result.counts.get("done", 0) == 0
 
 
@@ -100,9 +99,8 @@ def test_pictures_and_gains_are_printed(folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_figures_have_the_numbers_of_the_table(folder: Path) -> None:
-    ended, _ = _ended(folder)
-    assert ended.store is not None
-    found = points(ended.plan, ended.store, ("acc", "nll"))
+    view, _ = _viewed(folder)
+    found = points(view.manifest, view.store, ("acc", "nll"))
     drawn = pictures(found, ("acc", "nll"))
     for metric, scale in (("acc", 100), ("nll", 1)):
         curves = drawn[f"digits-ipc1-{metric}"]
@@ -114,22 +112,20 @@ def test_figures_have_the_numbers_of_the_table(folder: Path) -> None:
 
 
 def test_gains_are_differences_of_the_points(folder: Path) -> None:
-    ended, _ = _ended(folder)
-    assert ended.store is not None
-    found = {point.step: point.metrics["nll"].mean for point in points(ended.plan, ended.store, ("nll",))}
-    (gain,) = progress(ended.plan, ended.store, ("nll",))
+    view, _ = _viewed(folder)
+    found = {point.step: point.metrics["nll"].mean for point in points(view.manifest, view.store, ("nll",))}
+    (gain,) = progress(view.manifest, view.store, ("nll",))
     assert gain.difference.mean == pytest.approx(found[None] - found[0])
     assert gain.difference.n == 2
 
 
 def test_kept_steps_can_be_chosen(folder: Path) -> None:
-    ended, _ = _ended(folder)
-    store = ended.store
-    assert store is not None
-    key = next(cell.coreset.key for cell in ended.plan.cells if cell.method == "vbpc" and cell.coreset)
-    assert kept(store)(key) == [0, 1, 2, 5, 10, 20]
-    assert kept(store, {5, 7})(key) == [5]
-    assert kept(store)("0" * 32) == []
+    view, _ = _viewed(folder)
+    store = view.store
+    key = next(cell.coresets[0].key for cell in view.manifest.cells if cell.group.method == "vbpc")
+    assert kept_snapshots(store)(key) == [0, 1, 2, 5, 10, 20]
+    assert kept_snapshots(store, {5, 7})(key) == [5]
+    assert kept_snapshots(store)("0" * 32) == []
 
 
 def test_report_against_a_method(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bpcbench import cli, session
+from bpcbench import Session, cli
 from bpcbench.reporting.costs import Cost, costs
 
 SUITE = """
@@ -40,8 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a suite that was run in this process."""
     place = tmp_path_factory.mktemp("costs")
     (place / "costs.yaml").write_text(SUITE)
-    prepared = session.prepare(str(place / "costs.yaml"), out=place / "out")
-    assert session.execute(prepared, inline=True, track=False, quiet=True).exit_code == 0
+    session = Session(str(place / "costs.yaml"), out=place / "out", inline=True, track=False, quiet=True)
+    assert session.run().exit_code == 0
     return place
 
 
@@ -57,13 +57,13 @@ def _printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict
 
 def _stages(folder: Path, kind: str, plugin: str | None = None) -> list[dict[str, Any]]:
     found = [json.loads(path.read_text()) for path in (folder / "out" / "stages" / kind).glob("*/*/stage.json")]
-    return [meta for meta in found if plugin in (None, meta["plugin"])]
+    role = "plugin" if kind == "prerequisite" else "method"
+    return [meta for meta in found if plugin is None or meta["stage"][role]["$plugin"]["name"] == plugin]
 
 
 def _costs(folder: Path) -> dict[str, Cost]:
-    prepared = session.prepare(str(folder / "costs.yaml"), out=folder / "out")
-    assert prepared.store is not None
-    return {cost.method: cost for cost in costs(prepared.plan, prepared.store)}
+    view = Session(str(folder / "costs.yaml"), out=folder / "out").view()
+    return {cost.method: cost for cost in costs(view.manifest, view.store)}
 
 
 def test_distillation_is_the_mean_of_the_coresets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,10 +80,11 @@ def test_distillation_is_the_mean_of_the_coresets(folder: Path, capsys: pytest.C
 
 def test_stages_that_ran_beside_others_are_marked(folder: Path, tmp_path: Path) -> None:
     suite = str(folder / "costs.yaml")
-    prepared = session.prepare(suite, ["methods={random: }", "seeds.evaluate=1"], out=tmp_path / "out")
-    assert session.execute(prepared, jobs=2, track=False, quiet=True).exit_code == 0
-    assert prepared.store is not None
-    (cost,) = costs(prepared.plan, prepared.store)
+    overrides = ["methods={random: }", "seeds.evaluate=1"]
+    session = Session(suite, overrides, out=tmp_path / "out", jobs=2, track=False, quiet=True)
+    assert session.run().exit_code == 0
+    view = session.view()
+    (cost,) = costs(view.manifest, view.store)
     assert cost.shared
     assert cost.cells()[-1] == "shared"
 
@@ -138,9 +139,10 @@ def test_text_says_what_the_columns_are(folder: Path, capsys: pytest.CaptureFixt
     assert out.splitlines()[0].split()[:3] == ["data", "set", "ipc"]
 
 
-def test_an_empty_store_has_no_lines(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", str(folder / "costs.yaml"), "--out", str(tmp_path / "no"), "--costs"]) == 0
-    assert "has no results of this suite yet" in capsys.readouterr().out
+def test_a_folder_that_is_no_store_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(folder / "costs.yaml"), "--out", str(tmp_path / "no"), "--costs"]) == 2
+    assert "is not a store" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize("format", ["latex", "json"])

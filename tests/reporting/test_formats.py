@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bpcbench.errors import UserError
-from bpcbench.records import Publication, PublishedNumber, PublishedPattern, PublishedQuery
+from bpcbench.records import Unit
 from bpcbench.reporting import FORMATS, Format, Place, Row, Table, build, render
+from bpcbench.store.manifest import PublishedRecord
 
 TEXT = """\
 Small & made up
@@ -83,17 +84,17 @@ whole & 98.5$\pm$0.7 & --- \\
 """
 
 CSV = """\
-dataset,ipc,method,inference,network,evaluator,metric,higher_is_better,source,mean,std,n,within,low,high,best,second,tied,text,notes
-mnist,1,my_method,vi,conv,predictive,acc,True,measured,0.91,0.014142,2,,0.782938,1.037062,True,False,False,91.0±1.4,subset
-mnist,1,my_method,vi,conv,predictive,nll,False,measured,0.36,0.014142,2,,0.232938,0.487062,False,True,False,0.36±0.01,subset
-mnist,1,my_method,vi,conv,,acc,True,published,0.967,0.004,,,,,False,False,False,96.7±0.4,
-mnist,1,my_method,vi,conv,,nll,False,published,,,,,,,False,False,False,—,
-mnist,1,near,vi,conv,predictive,acc,True,measured,0.905,0.021213,2,,0.714407,1.095593,False,True,True,90.5±2.1,subset
-mnist,1,near,vi,conv,predictive,nll,False,measured,0.060000,0.014142,2,,-0.067062,0.187062,True,False,False,0.060±0.014,subset
-mnist,1,herding,vi,conv,predictive,acc,True,measured,0.5,,1,,,,False,False,False,50.0 (n=1),subset
-mnist,1,herding,vi,conv,predictive,nll,False,measured,inf,,1,,,,False,False,False,inf (n=1),subset
-mnist,1,whole,vi,conv,predictive,acc,True,measured,0.985,0.007071,2,,0.921469,1.048531,False,False,False,98.5±0.7,subset
-mnist,1,whole,vi,conv,predictive,nll,False,measured,,,,,,,False,False,False,—,
+dataset,ipc,method,inference,network,evaluator,metric,higher_is_better,unit,source,mean,std,n,within,low,high,best,second,tied,text,notes
+mnist,1,my_method,vi,conv,predictive,acc,True,percent,measured,0.91,0.014142,2,,0.782938,1.037062,True,False,False,91.0±1.4,subset
+mnist,1,my_method,vi,conv,predictive,nll,False,,measured,0.36,0.014142,2,,0.232938,0.487062,False,True,False,0.36±0.01,subset
+mnist,1,my_method,vi,conv,,acc,True,percent,published,0.967,0.004,,,,,False,False,False,96.7±0.4,
+mnist,1,my_method,vi,conv,,nll,False,,published,,,,,,,False,False,False,—,
+mnist,1,near,vi,conv,predictive,acc,True,percent,measured,0.905,0.021213,2,,0.714407,1.095593,False,True,True,90.5±2.1,subset
+mnist,1,near,vi,conv,predictive,nll,False,,measured,0.060000,0.014142,2,,-0.067062,0.187062,True,False,False,0.060±0.014,subset
+mnist,1,herding,vi,conv,predictive,acc,True,percent,measured,0.5,,1,,,,False,False,False,50.0 (n=1),subset
+mnist,1,herding,vi,conv,predictive,nll,False,,measured,inf,,1,,,,False,False,False,inf (n=1),subset
+mnist,1,whole,vi,conv,predictive,acc,True,percent,measured,0.985,0.007071,2,,0.921469,1.048531,False,False,False,98.5±0.7,subset
+mnist,1,whole,vi,conv,predictive,nll,False,,measured,,,,,,,False,False,False,—,
 """
 
 
@@ -137,19 +138,17 @@ def example(name: str = "my_method") -> Table:
     accs = {name: (0.90, 0.92), "near": (0.89, 0.92), "herding": (0.5, 0.5), "whole": (0.99, 0.98)}
     nlls = {name: (0.35, 0.37), "near": (0.05, 0.07), "herding": (float("inf"),) * 2}
     rows = []
-    for metric, higher, unit, values in (("acc", True, "percent", accs), ("nll", False, "", nlls)):
+    units: dict[str, Unit] = {"acc": "percent", "nll": ""}
+    for metric, higher, values in (("acc", True, accs), ("nll", False, nlls)):
         for method, pair in values.items():
             for seed, value in enumerate(pair):
                 coreset = method if method == "herding" else f"{method}-{seed}"
-                place = ("mnist", 1, method, "vi", "conv", coreset)
-                rows.append(
-                    Row(*place, seed, 0, "predictive", metric, value, higher, unit, ("subset",), method != "whole")
-                )
-    cells = (PublishedPattern(method="mine"),)
-    number = PublishedNumber("main", "mnist", 1, name, "acc", 0.967, 0.004, printed=("96.7", "0.4"), cells=cells)
-    paper = Publication("A & B, 2025", "", (number,), "Its ± need not mean the same.")
-    queries = {Place("mnist", 1, name, "vi", "conv"): PublishedQuery("mnist", 1, "mine", "vi", "conv")}
-    return build(rows, title="Small & made up", published=[paper], queries=queries)
+                what = (metric, value, higher, units[metric], ("subset",), method != "whole")
+                rows.append(Row("mnist", 1, method, "vi", "conv", coreset, seed, 0, "predictive", *what))
+    record = PublishedRecord("A & B, 2025", "acc", 0.967, 0.004, ("96.7", "0.4"))
+    notes = {record.publication: "Its ± need not mean the same."}
+    place = Place("mnist", 1, name, "vi", "conv")
+    return build(rows, title="Small & made up", published={place: [record]}, publications=notes)
 
 
 def single(value: float, method: str = "a", dataset: str = "digits", metric: str = "nll") -> Row:

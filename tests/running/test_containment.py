@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from import_path import with_folder
 
 from bpcbench.cli import main
 
@@ -26,7 +25,8 @@ class _Method(bpcbench.Method):
     def distil(self, data, ipc, given, ctx):
         chosen = bpcbench.per_class(data.labels, ipc, ctx.seed)
         labels = data.labels[chosen]
-        return bpcbench.Coreset(given.transform.apply(data.train.images[chosen]), labels, labels, data.facts.classes)
+        images = given.transform.apply(data.train.images[chosen])
+        return bpcbench.Coreset(images=images, targets=labels, class_ids=labels, classes=data.facts.classes)
 
 @dataclass(frozen=True)
 class BadPreload(_Method):
@@ -65,11 +65,32 @@ class Undeclared(OddNames):
     def score(self, predictions, given):
         return bpcbench.Scores({"nl": 7.0})
 
+class Pool:
+    slots = 2
+    def __init__(self, fails):
+        self.fails = fails
+    def __getattribute__(self, call):
+        if call == object.__getattribute__(self, "fails"):
+            raise LookupError("no such call")
+        return object.__getattribute__(self, call)
+    def adopt(self):
+        return ()
+    def submit(self, task):
+        self.task = task
+        return True
+    def wait(self, seconds):
+        return ["over"] if self.fails == "nonsense" else [bpcbench.Ended(self.task.attempt)]
+    def close(self):
+        raise LookupError("cannot close")
+
 @dataclass(frozen=True)
-class Early(bpcbench.Engine):
-    name = "early"
-    def run(self, work, execute):
-        return iter(())
+class Faulty(bpcbench.Engine):
+    name = "faulty"
+    fails: str = ""
+    def open(self, run):
+        if self.fails == "open":
+            raise LookupError("no such call")
+        return Pool(self.fails)
 
 @dataclass(frozen=True)
 class Elsewhere(bpcbench.Evaluator):
@@ -91,7 +112,7 @@ def bpcbench_evaluators():
 
 @bpcbench.hookimpl
 def bpcbench_engines():
-    return [Early]
+    return [Faulty]
 
 @bpcbench.hookimpl
 def bpcbench_stage_finished(event):
@@ -109,6 +130,10 @@ networks: {conv-nn: {width: 4}}
 """
 
 
+def _path(folder: Path) -> str:
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "faulty.py").write_text(PLUGIN)
@@ -116,7 +141,7 @@ def run(tmp_path):
     (tmp_path / "s.yaml").write_text(SUITE)
 
     def call(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        variables = {**os.environ, "PYTHONPATH": with_folder(tmp_path), "BPCBENCH_PLUGINS": "faulty", **environment}
+        variables = {**os.environ, "PYTHONPATH": _path(tmp_path), "BPCBENCH_PLUGINS": "faulty", **environment}
         command = [sys.executable, "-m", "bpcbench", *words]
         return subprocess.run(
             command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, check=False
@@ -154,6 +179,28 @@ def test_names_that_cannot_be_logged_are_changed(run, tmp_path):
     assert cell.data.metrics["classification/nll"] != 7.0
 
 
+@pytest.mark.parametrize("call", ["open", "adopt", "submit", "wait", "slots"])
+def test_an_engine_that_raises_ends_the_run_with_a_message(run, call):
+    done = run("run", "s.yaml", f"engine={{plugin: faulty, fails: {call}}}", "--no-mlflow")
+    assert done.returncode == 1
+    assert f"engine faulty failed in {call}: LookupError: no such call; run again to resume" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_engine_that_returns_nonsense_ends_the_run_with_a_message(run):
+    done = run("run", "s.yaml", "engine={plugin: faulty, fails: nonsense}", "--no-mlflow")
+    assert done.returncode == 1
+    assert "engine faulty failed in wait: TypeError: expected Started or Ended, got 'over'" in done.stderr
+
+
+def test_an_engine_that_does_nothing_is_not_believed(run):
+    """Every attempt is said to have ended, but nothing is in the store; three attempts are enough."""
+    done = run("run", "s.yaml", "engine=faulty", "--no-mlflow")
+    assert done.returncode == 1
+    assert done.stderr.count("worker lost: prerequisite") == 2
+    assert "the worker left no outcome, 3 times" in done.stderr
+
+
 def test_scores_that_break_the_contract_fail_alone_with_a_reason(run):
     done = run("run", "s.yaml", "evaluators=[classification, bad-figures, undeclared]", "--no-mlflow")
     assert done.returncode == 1
@@ -161,12 +208,6 @@ def test_scores_that_break_the_contract_fail_alone_with_a_reason(run):
     assert "a figure is one of curves, bars, matrix, reliability of bpcbench.figures, not a bytes" in done.stderr
     assert "undeclared.score gave a metric it does not declare" in done.stderr
     assert "unknown metric 'nl'; did you mean 'nll'" in done.stderr
-
-
-def test_an_engine_that_ends_too_early_is_told(run):
-    done = run("run", "s.yaml", "engine=early", "--no-mlflow")
-    assert done.returncode == 2
-    assert "engine early ended while stages were left" in done.stderr
 
 
 def test_no_test_split_is_predicted_while_tuning(run, tmp_path):
@@ -194,12 +235,7 @@ def test_a_reader_that_has_gone_does_not_hide_a_failure(run, tmp_path):
     command = (
         f"{sys.executable} -m bpcbench run s.yaml methods=[fails] --no-mlflow 2> err | true; exit ${{PIPESTATUS[0]}}"
     )
-    variables = {
-        **os.environ,
-        "PYTHONPATH": with_folder(tmp_path),
-        "BPCBENCH_PLUGINS": "faulty",
-        "PYTHONUNBUFFERED": "1",
-    }
+    variables = {**os.environ, "PYTHONPATH": _path(tmp_path), "BPCBENCH_PLUGINS": "faulty", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=variables, timeout=120, check=False)
     assert done.returncode == 1
     assert "to go on:" in (tmp_path / "err").read_text()
@@ -211,7 +247,7 @@ def test_a_damaged_distribution_does_not_break_the_commands(tmp_path):
     (broken / "METADATA").write_text("Name: odd\nVersion: 1.0\n")
     (broken / "entry_points.txt").write_text("[bpcbench]\nfoo\n")
     command = [sys.executable, "-m", "bpcbench", "list", "plugins"]
-    environment = {**os.environ, "PYTHONPATH": with_folder(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": _path(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "NOT LOADED" in done.stdout
@@ -220,12 +256,15 @@ def test_a_damaged_distribution_does_not_break_the_commands(tmp_path):
 
 def test_one_bad_record_of_a_suite_does_not_stop_the_others(run, tmp_path):
     assert run("run", "s.yaml", "--no-mlflow").returncode == 0
-    (tmp_path / "results" / "suites" / "bad-1.json").write_text('{"name": ')
-    (tmp_path / "results" / "suites" / "worse-1.json").write_text("[1]")
+    (manifest,) = (tmp_path / "results" / "suites" / "contained").iterdir()
+    for name, text in (("bad", '{"name": '), ("worse", "[1]")):
+        copy = shutil.copytree(manifest, tmp_path / "results" / "suites" / name / manifest.name)
+        (copy / "suite.json").write_text(text)
     done = run("sync")
     assert done.returncode == 0, done.stderr
-    assert "contained: 1 cells added" in done.stdout
-    assert "bad-1.json is passed over" in done.stderr
+    assert "1 cells added" in done.stdout
+    for name in ("bad", "worse"):
+        assert f"{name}/{manifest.name} is passed over" in done.stderr
 
 
 def test_a_damaged_score_is_reported_by_the_report(run, tmp_path):

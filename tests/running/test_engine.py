@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from detached_engine import Detached
 from toy_runs import HERE, Toy, until
 
-from bpcbench.running.queue import Outcome, Stage, Task, Work
+from bpcbench.running.engines import Inline, Local
+from bpcbench.running.run import choose_engine
 
 BAD = ("raise", "exit", "sysexit", "segfault", "kill", "memory", "nan", "sleep", "deaf")
 BAD_METHODS = "{good: {plugin: toy-real}, " + ", ".join(f"{how}: {{plugin: toy-bad, how: {how}}}" for how in BAD) + "}"
@@ -60,6 +62,8 @@ def test_every_way_to_fail(toy: Toy) -> None:
         assert re.search(message, failures[how][0]), how
         assert logged in Path(failures[how][1]).read_text(), how
     assert json.loads(counts) == {"done": 4, "failed": len(BAD), "skipped": 2 * len(BAD)}
+    executions = Counter(line[0] for line in toy.counted("bad"))
+    assert executions == {how: 2 if how == "kill" else 1 for how in BAD}, "only a lost worker is replaced, once"
     for how in BAD:
         assert f"skipped: predict toy-data ipc 2 {how} / toy-nearest / toy-net seed 0.0: it needs " in done.stderr
     assert len(list(toy.members("score"))) == 1
@@ -117,6 +121,22 @@ def test_a_second_signal_ends_at_once(toy: Toy) -> None:
     assert toy.all_gone()
 
 
+def test_a_stage_in_this_process_stops_outside_of_a_loop_too(toy: Toy) -> None:
+    toy.write("{bad: {plugin: toy-bad, how: sleep}}")
+    running = toy.start(jobs=0)
+    until(lambda: toy.counted("bad", "sleep"))
+    running.send_signal(signal.SIGINT)
+    assert running.wait(10) == 130, toy.output()
+    assert "Traceback" not in toy.output()
+
+
+def test_jobs_are_set_on_any_engine() -> None:
+    assert choose_engine(None, jobs=3) == Local(jobs=3)
+    assert choose_engine(Detached(jobs=1), jobs=3) == Detached(jobs=3)
+    assert choose_engine(Detached(jobs=1)) == Detached(jobs=1)
+    assert choose_engine(Detached(), inline=True) == Inline()
+
+
 @pytest.mark.parametrize("how", ["sleep", "deaf", "hold"])
 def test_no_orphans(toy: Toy, how: str) -> None:
     """Whatever a worker is busy with: it does not outlive its parent."""
@@ -129,30 +149,25 @@ def test_no_orphans(toy: Toy, how: str) -> None:
     assert toy.all_gone(), toy.processes()
 
 
-def test_a_killed_worker(toy: Toy) -> None:
-    """It fails alone; the next run goes on from its checkpoint."""
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGKILL, "the worker was killed by SIGKILL"), (signal.SIGTERM, "the worker was told to stop by a signal")],
+)
+def test_a_lost_worker_is_replaced(toy: Toy, number: signal.Signals, reason: str) -> None:
+    """Killed, or stopped by someone else: the same run resumes from the checkpoint; nothing else is disturbed."""
     toy.write("{a: {plugin: toy-loop, steps: 60}, b: {plugin: toy-real}}")
     running = toy.start(pace=0.03)
     wait_for_checkpoint(toy)
     (worker,) = toy.counted("worker", 60)[0]
-    os.kill(int(worker), signal.SIGKILL)
-    assert running.wait(60) == 1
-    assert "killed by SIGKILL" in toy.output()
-    assert len(list(toy.members("score"))) == 1
-    toy.run()
-    assert int(toy.counted("from", "coreset")[-1][1]) > 0
+    os.kill(int(worker), number)
+    assert running.wait(60) == 0, toy.output()
+    assert re.search(f"worker lost: coreset .*: {reason}.*; attempt 2 of 2", toy.output())
+    (_, first), (_, second) = toy.counted("from", "coreset")
+    assert (int(first), int(second) > 0) == (0, True)
     assert len(list(toy.members("score"))) == 2
-
-
-def test_a_worker_told_to_stop_by_someone_else(toy: Toy) -> None:
-    """The run must neither hang nor call it a success."""
-    toy.write("{a: {plugin: toy-loop, steps: 60}}")
-    running = toy.start(pace=0.03)
-    wait_for_checkpoint(toy)
-    (worker,) = toy.counted("worker", 60)[0]
-    os.kill(int(worker), signal.SIGTERM)
-    assert running.wait(60) == 1, toy.output()
-    assert "the worker was told to stop by a signal" in toy.output()
+    alone = Toy(toy.folder / "alone").write("{a: {plugin: toy-loop, steps: 60}, b: {plugin: toy-real}}")
+    alone.run()
+    assert toy.results() == alone.results()
 
 
 def test_scores_share_a_process(toy: Toy) -> None:
@@ -189,78 +204,6 @@ def test_rerun_executes_nothing(toy: Toy) -> None:
     assert toy.count.read_text() == before
 
 
-def stage(name: str, *needs: str, kind: str = "coreset") -> Stage:
-    ids = tuple(f"coreset:{need}" for need in needs)
-    return Stage(kind=kind, key=name, members=("final",), label=name, plugin="p", body={}, needs=ids)
-
-
-def work(*stages: Stage) -> tuple[Work, list[tuple[str, str, tuple[str, ...]]]]:
-    finished: list[tuple[str, str, tuple[str, ...]]] = []
-
-    def note(stage: Stage, outcome: Outcome) -> None:
-        finished.append((stage.key, outcome.status, outcome.messages))
-
-    def task(stage: Stage) -> Task:
-        return Task(stage, Path(), Path(), "a", Path())
-
-    return Work(stages, task, lambda task: None, note), finished
-
-
-def always(task: Any) -> bool:
-    return True
-
-
-def test_work_hands_out_what_is_ready() -> None:
-    todo, _ = work(stage("a"), stage("b", "a"), stage("c", "a", "b"), stage("s", "c", kind="score"))
-    for name in "abc":
-        task = todo.take(always)
-        assert task is not None
-        assert task.stage.key == name
-        assert todo.take(always) is None
-        todo.finish(Outcome(task.stage.id, "done"))
-    assert not todo
-    assert todo.scores_left()
-    assert todo.take(always, scores=True) is not None
-
-
-def test_work_that_is_busy_elsewhere_comes_back() -> None:
-    todo, finished = work(stage("a"))
-    assert todo.take(always) is not None
-    todo.finish(Outcome("coreset:a", "busy"))
-    assert todo
-    assert todo.take(always) is None
-    until(lambda: todo.take(always), 2)
-    assert finished == []
-
-
-@pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_work_ends_when_a_stage_does_not(status: str) -> None:
-    todo, finished = work(stage("a"), stage("b", "a"), stage("c", "b"), stage("d"))
-    todo.take(always)
-    todo.finish(Outcome("coreset:a", status))
-    assert [found[:2] for found in finished] == [("a", "failed"), ("b", "skipped"), ("c", "skipped")]
-    todo.take(always)
-    todo.finish(Outcome("coreset:d", "done"))
-    assert not todo
-    assert not todo.scores_left()
-
-
-def test_work_that_stops_does_not_wait_for_lost_stages() -> None:
-    """An engine that raises leaves stages that will never be finished."""
-    todo, _ = work(stage("a"), stage("s", "a", kind="score"))
-    todo.take(always)
-    todo.stopping = True
-    assert not todo.scores_left()
-
-
-def test_what_all_workers_notice_is_said_once() -> None:
-    todo, finished = work(stage("a"), stage("b"))
-    for name in "ab":
-        todo.take(always)
-        todo.finish(Outcome(f"coreset:{name}", "done", messages=("no locks", f"of {name}")))
-    assert [messages for _, _, messages in finished] == [("no locks", "of a"), ("of b",)]
-
-
 def test_workers_start_in_parallel_threads() -> None:
     """`__main__` and the environment are as before when two threads start workers at the same time."""
     script = """
@@ -274,6 +217,7 @@ threads = [threading.Thread(target=lambda: made.extend(Worker(()) for _ in range
 assert sys.modules["__main__"] is main and dict(os.environ) == before and len(made) == 16
 [worker.close() for worker in made]
 """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     begin = time.monotonic()
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(HERE)})
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=environment)
     assert time.monotonic() - begin < 60

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from plain_stages import planned
 from toy_runs import until
 
+from bpcbench.planning.planner import PlannedStage
 from bpcbench.running.events import Monitor
-from bpcbench.running.queue import Outcome, Stage
+from bpcbench.running.queue import Outcome
 
-STAGE = Stage(kind="coreset", key="k", members=("final",), label="a label", plugin="p", body={})
+STAGE = planned("k")
 
 
 class Ear:
@@ -22,15 +24,15 @@ class Ear:
         self.broken = broken
         self.heard: list[Any] = []
 
-    def started(self, stage: Stage) -> None:
+    def started(self, stage: PlannedStage) -> None:
         self.heard.append("started")
 
-    def events(self, stage: Stage, lines: Sequence[dict[str, Any]]) -> None:
+    def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
         if self.broken:
             raise LookupError("no such thing")
         self.heard += [line["step"] for line in lines]
 
-    def finished(self, stage: Stage, outcome: Outcome) -> None:
+    def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
         self.heard.append(outcome.status)
 
 

@@ -101,6 +101,7 @@ def kill(toy: Toy, scenario: Scenario) -> None:
         assert running.poll() is None, f"the run ended before {left}\n{toy.output()}"
         for name, point in list(left.items()):
             if pid := reached(toy, name, point):
+                scenario.found += [path.name.removeprefix("checkpoint-") for path in toy.scratch("*/*/checkpoint-*")]
                 os.kill(pid if scenario.kind == "worker" else running.pid, signal.SIGKILL)
                 del left[name]
         return not left
@@ -110,18 +111,17 @@ def kill(toy: Toy, scenario: Scenario) -> None:
     else:
         until(lambda: len(list(toy.out.glob("stages/*/*/*/stage.json"))) >= scenario.commits and toy.out.exists())
         running.kill()
-    assert running.wait(60) in ((1,) if scenario.kind == "worker" else (-signal.SIGKILL, 0)), toy.output()
+    # A worker that is killed is replaced in the same run.
+    assert running.wait(60) in ((0,) if scenario.kind == "worker" else (-signal.SIGKILL, 0)), toy.output()
     # Workers go at once; the server, if it is just loading torch, when it has done so.
     assert toy.all_gone(30), f"left alive: {toy.processes()}"
-    scenario.found = [path.name.removeprefix("checkpoint-") for path in toy.scratch("*/*/checkpoint-*")]
 
 
 def play(folder: Path, scenario: Scenario) -> Toy:
     toy = make(folder)
     kill(toy, scenario)
-    before = len(toy.counted("from"))
     toy.run()
-    scenario.resumed = [" ".join(line) for line in toy.counted("from")[before:] if line[-1] != "0"]
+    scenario.resumed = [" ".join(line) for line in toy.counted("from") if line[-1] != "0"]
     return toy
 
 

@@ -98,7 +98,7 @@ def test_killed_in_the_middle_it_ends_with_the_same_bits(method: str, tmp_path: 
         _command(tmp_path, "killed"), env=_environment("60"), check=True, capture_output=True, text=True
     )
     print(f"{method} killed at about step {killed_at} of 300")
-    assert "went on from step" in ended.stderr
+    assert "resumed at step" in ended.stderr
     assert any("step-200" in name for name in _same(tmp_path))
 
 
@@ -112,7 +112,7 @@ def test_an_expert_killed_in_training_goes_on_and_ends_with_the_same_bits(tmp_pa
         _command(tmp_path, "killed"), env=_environment("60"), check=True, capture_output=True, text=True
     )
     print(f"expert killed at about updates {killed_at} of 690, {kept} prerequisites done before the end")
-    assert "went on from step" in ended.stderr
+    assert "resumed at step" in ended.stderr
     assert sum("prerequisite" in name for name in _same(tmp_path)) == 3, "the preprocessing and two experts"
 
 

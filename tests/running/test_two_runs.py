@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plain_stages import planned
 from toy_runs import Toy, until
 
-from bpcbench.running import bodies as stages
-from bpcbench.running.queue import Stage, Task
+from bpcbench.running import bodies
+from bpcbench.running.run import make_task
 from bpcbench.store.store import Store
 
 METHODS = "{a: {plugin: toy-loop, steps: 40}, b: {plugin: toy-loop, steps: 41}, c: {plugin: toy-real, wait: 0.5}}"
@@ -50,19 +51,20 @@ def test_two_runs_without_locks(toy: Toy) -> None:
 def test_a_rival_that_was_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails because another process has made it meanwhile, and tidied up, has not failed."""
     store = Store.open(tmp_path / "store")
-    stage = Stage(kind="coreset", key="a" * 32, members=("final",), label="", plugin="", body={})
-    task = Task(stage, store.root, tmp_path, "attempt", tmp_path / "log")
+    chosen = planned("k")
+    task = make_task(chosen, store.root, tmp_path, log=tmp_path / "log")
+    monkeypatch.setattr(bodies, "stage_from_json", lambda *description: chosen.stage)
 
-    def beaten(self: Any) -> None:
+    def beaten(attempt: Any) -> None:
         raise FileNotFoundError("gone")
 
-    def beaten_by_a_rival(self: Any) -> None:
-        Store.open(store.root).commit(stage.addresses[0], {}, {})
+    def beaten_by_a_rival(attempt: Any) -> None:
+        Store.open(store.root).commit(chosen.stage.addresses[0], {}, {})
         raise FileNotFoundError("gone")
 
-    for make, status in ((beaten, "failed"), (beaten_by_a_rival, "done")):
-        monkeypatch.setattr(stages._Run, "make", make)
-        assert stages.execute(task).status == status
+    for body, status in ((beaten, "failed"), (beaten_by_a_rival, "done")):
+        monkeypatch.setattr(bodies, "_body", lambda stage, body=body: body)
+        assert bodies.execute(task).status == status
 
 
 def test_a_successor_waits_for_the_living(toy: Toy) -> None:

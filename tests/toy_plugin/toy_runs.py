@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from import_path import with_folder
 from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent
@@ -50,7 +49,7 @@ class Toy:
         """Return the environment of a run; `pace=0.1` sets BPCBENCH_TEST_PACE and so on."""
         chosen = {name: value for name, value in os.environ.items() if not name.startswith("BPCBENCH_")}
         chosen |= {
-            "PYTHONPATH": with_folder(HERE),
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
             "BPCBENCH_PLUGINS": "bpcbench_toy",
             "BPCBENCH_TEST_COUNT": str(self.count),
             "BPCBENCH_TEST_MARK": self.mark,

@@ -40,6 +40,7 @@ from bpcbench.registry.discovery import registry
 from bpcbench.registry.options import ready
 from bpcbench.running.context import StageContext
 from bpcbench.running.seeding import seed_globals
+from bpcbench.testing.engines import EngineConformance as EngineConformance
 
 TOLERANCE = 1e-5
 """How much a log-probability may move when the test batch is split or permuted."""

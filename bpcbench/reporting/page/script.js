@@ -1,0 +1,278 @@
+"use strict";
+(() => {
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const status = document.getElementById("status");
+  const tell = (words) => { if (status) status.textContent = words; };
+
+  // Filters: an element with data-filtered is shown while every axis that it names has its value ticked.
+  const axes = ["method", "dataset", "ipc", "inference", "network"];
+  const controls = document.querySelector(".controls");
+  const columnBoxes = all("[data-column]");
+
+  function filter() {
+    const ticked = {};
+    for (const axis of axes) {
+      const boxes = all(`input[data-axis="${axis}"]`);
+      if (boxes.length) ticked[axis] = new Set(boxes.filter((b) => b.checked).map((b) => b.value));
+    }
+    for (const item of all("[data-filtered]")) {
+      item.hidden = axes.some((axis) => {
+        const value = item.getAttribute(`data-${axis}`);
+        return value !== null && ticked[axis] && !ticked[axis].has(value);
+      });
+    }
+    for (const block of all(".block")) {
+      if (!all("tbody tr", block).some((row) => !row.hidden)) block.hidden = true;
+    }
+    const nothing = document.querySelector(".nothing");
+    if (nothing) nothing.hidden = all(".block").some((block) => !block.hidden);
+  }
+
+  function columns() {
+    const shown = new Set(columnBoxes.filter((b) => b.checked).map((b) => b.dataset.column));
+    for (const cell of all(".results [data-c]")) cell.hidden = !shown.has(cell.dataset.c);
+  }
+
+  function choose(which) {
+    const first = new Set(all("th[data-shown]").map((th) => th.dataset.c));
+    for (const box of columnBoxes) {
+      const column = box.dataset.column;
+      box.checked = which === "all" || (which === "shown" ? first.has(column) : which === column);
+    }
+    columns();
+  }
+
+  // Sorting: a line of published numbers stays below the measured line before it.
+  function sort(th) {
+    const row = th.parentNode, body = th.closest("table").tBodies[0];
+    const at = [...row.children].indexOf(th);
+    const falling = th.getAttribute("aria-sort") === "ascending";
+    for (const other of row.children) other.removeAttribute("aria-sort");
+    th.setAttribute("aria-sort", falling ? "descending" : "ascending");
+    const groups = [];
+    for (const line of body.rows) {
+      if (line.dataset.published && groups.length) groups[groups.length - 1].push(line);
+      else groups.push([line]);
+    }
+    const value = (group) => {
+      const cell = group[0].children[at];
+      if (!("c" in cell.dataset)) return cell.textContent.trim();
+      return cell.dataset.v === undefined ? NaN : Number(cell.dataset.v);
+    };
+    const sign = falling ? -1 : 1;
+    groups.sort((a, b) => {
+      const x = value(a), y = value(b);
+      if (typeof x === "string") return sign * x.localeCompare(y, undefined, { numeric: true });
+      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
+      return sign * (x - y);
+    });
+    for (const group of groups) body.append(...group);
+  }
+
+  for (const th of all(".results thead th")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = th.textContent;
+    button.addEventListener("click", () => sort(th));
+    th.replaceChildren(button);
+  }
+
+  // Commands.
+  async function copy(words) {
+    try {
+      await navigator.clipboard.writeText(words);
+    } catch {
+      const area = document.createElement("textarea");
+      area.value = words;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    tell("Copied: " + words);
+  }
+  for (const table of all(".results")) {
+    const head = document.createElement("th");
+    head.scope = "col";
+    head.className = "copies";
+    head.textContent = "command";
+    table.tHead.rows[0].append(head);
+    for (const row of table.tBodies[0].rows) {
+      const cell = row.insertCell();
+      cell.className = "copies";
+      if (!row.dataset.command) continue;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "copy";
+      button.textContent = "copy";
+      button.title = row.dataset.command;
+      const line = [row.dataset.method, row.dataset.inference, row.dataset.network].join(", ");
+      button.setAttribute("aria-label", "Copy the command that makes this line: " + line);
+      button.addEventListener("click", async () => {
+        await copy(row.dataset.command);
+        button.textContent = "copied";
+        setTimeout(() => { button.textContent = "copy"; }, 1500);
+      });
+      cell.append(button);
+    }
+  }
+
+  // Downloads: what is shown, as it is sorted.
+  const visible = (items) => [...items].filter((item) => !item.hidden);
+  function shownBlocks() {
+    return visible(all(".block")).map((block) => {
+      const table = block.querySelector("table");
+      return {
+        dataset: block.dataset.dataset,
+        ipc: block.dataset.ipc,
+        heads: visible(all("th[data-c]", table.tHead)),
+        lines: visible(table.tBodies[0].rows),
+      };
+    });
+  }
+  const cellOf = (line, head) => line.querySelector(`td[data-c="${head.dataset.c}"]`);
+
+  function csv() {
+    const quote = (value) => (/[",\n\r]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value);
+    const rows = [["dataset", "ipc", "method", "inference", "network", "source", "evaluator", "metric", "unit",
+      "mean", "std", "n", "best", "second", "tied", "text"]];
+    for (const block of shownBlocks()) {
+      for (const line of block.lines) {
+        for (const head of block.heads) {
+          const cell = cellOf(line, head), d = cell.dataset;
+          const flag = (tag) => (cell.querySelector(tag) ? "True" : "False");
+          const words = cell.textContent.replace("~", "");
+          rows.push([block.dataset, block.ipc, line.dataset.method, line.dataset.inference, line.dataset.network,
+            line.dataset.published || "measured", head.dataset.evaluator, head.dataset.metric, head.dataset.unit || "",
+            d.v || "", d.s || "", d.n || "", flag("b"), flag("u"), flag("i"), words]);
+        }
+      }
+    }
+    return rows.map((row) => row.map((v) => quote(String(v))).join(",")).join("\n") + "\n";
+  }
+
+  const special = { "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "#": "\\#", "_": "\\_",
+    "%": "\\%", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}", ">": "\\textgreater{}",
+    "|": "\\textbar{}", "[": "{[}", "*": "{*}", "±": "$\\pm$", "—": "---", "↑": "$\\uparrow$", "↓": "$\\downarrow$" };
+  const tex = (words) => words.replace(/\s+/g, " ").replace(/[\\{}$&#_%~^<>|[*±—↑↓]/g, (c) => special[c]);
+
+  function latex() {
+    const blocks = shownBlocks();
+    const names = ["method", "inference", "network"].filter(
+      (name, i) => i === 0 || new Set(blocks.flatMap((b) => b.lines.map((l) => l.dataset[name]))).size > 1);
+    const lines = new Map();
+    blocks.forEach((block, b) => {
+      for (const line of block.lines) {
+        const d = line.dataset;
+        const key = JSON.stringify([d.method, d.inference, d.network, d.published || ""]);
+        if (!lines.has(key)) lines.set(key, []);
+        lines.get(key)[b] = line;
+      }
+    });
+    const count = blocks.reduce((sum, block) => sum + block.heads.length, 0);
+    const rows = [];
+    let at = names.length + 1;
+    const over = names.map(() => ""), rules = [];
+    for (const block of blocks) {
+      const wide = block.heads.length;
+      if (!wide) continue;
+      over.push(`\\multicolumn{${wide}}{c}{${tex(block.dataset + " ipc " + block.ipc)}}`);
+      rules.push(`\\cmidrule(lr){${at}-${at + wide - 1}}`);
+      at += wide;
+    }
+    rows.push(over.join(" & ") + " \\\\", rules.join(""));
+    rows.push([...names, ...blocks.flatMap((b) => b.heads.map((h) => tex(h.textContent)))].join(" & ") + " \\\\", "\\midrule");
+    for (const [key, found] of lines) {
+      const [method, inference, network, published] = JSON.parse(key);
+      const labels = { method: published ? `${method} (${published})` : method, inference, network };
+      const cells = blocks.flatMap((block, b) => block.heads.map((head) => {
+        const cell = found[b] && cellOf(found[b], head);
+        if (!cell) return "";
+        const main = tex(cell.firstElementChild.textContent);
+        const tag = cell.firstElementChild.tagName;
+        const rest = all("small", cell).map((s) => tex(s.textContent)).join("");
+        const styled = tag === "B" ? `\\textbf{${main}}` : tag === "U" ? `\\underline{${main}}` : main;
+        return styled + rest + (cell.querySelector("i") ? "$^{\\sim}$" : "");
+      }));
+      rows.push([...names.map((name) => tex(labels[name])), ...cells].join(" & ") + " \\\\");
+    }
+    const form = "l".repeat(names.length) + "c".repeat(count);
+    return ["% needs \\usepackage{booktabs}", `\\begin{tabular}{${form}}`, "\\toprule", ...rows, "\\bottomrule",
+      "\\end{tabular}", ""].join("\n");
+  }
+
+  function download(name, type, words) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([words], { type }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    tell("Saved as " + name);
+  }
+
+  const actions = {
+    reset() {
+      for (const box of all("input[data-axis]")) box.checked = true;
+      const select = document.getElementById("metric");
+      if (select) select.value = "shown";
+      choose("shown");
+      filter();
+      tell("");
+    },
+    csv: () => download("results.csv", "text/csv", csv()),
+    latex: () => download("results.tex", "application/x-tex", latex()),
+  };
+
+  if (controls) {
+    controls.hidden = false;
+    if (matchMedia("(max-width:40rem)").matches) controls.open = false;
+    controls.addEventListener("change", (event) => {
+      if (event.target.matches("[data-axis]")) filter();
+      else if (event.target.matches("[data-column]")) columns();
+      else if (event.target.id === "metric") choose(event.target.value);
+    });
+    controls.addEventListener("click", (event) => {
+      const action = event.target.dataset && event.target.dataset.action;
+      if (action) actions[action]();
+    });
+    choose("shown");
+    filter();
+  }
+
+  // Coresets: a slider from the start to the end, in place of the list of snapshots.
+  for (const card of all(".coreset")) {
+    const between = card.querySelector(".between"), last = card.querySelector(".last");
+    if (!between || !last) continue;
+    const start = card.querySelector(".frame");
+    const frames = [start, ...all(".frame", between), last].map((frame) => ({
+      when: frame.querySelector(".when").textContent,
+      href: frame.querySelector("use").getAttribute("href"),
+      label: frame.querySelector("svg").getAttribute("aria-label"),
+    }));
+    between.hidden = true;
+    const label = document.createElement("label");
+    label.className = "slider";
+    const range = document.createElement("input");
+    Object.assign(range, { type: "range", min: 0, max: frames.length - 1, value: frames.length - 1 });
+    const show = () => {
+      const frame = frames[Number(range.value)];
+      last.querySelector(".when").textContent = frame.when;
+      last.querySelector("use").setAttribute("href", frame.href);
+      last.querySelector("svg").setAttribute("aria-label", frame.label);
+      last.querySelector("title").textContent = frame.label;
+      range.setAttribute("aria-valuetext", frame.when);
+    };
+    range.addEventListener("input", show);
+    label.append("start", range, "end");
+    card.append(label);
+    show();
+  }
+
+  // Paper shows everything that is folded.
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = all("details:not([open])");
+    for (const item of opened) item.open = true;
+  });
+  addEventListener("afterprint", () => { for (const item of opened) item.open = false; });
+})();
