@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from bpcbench.errors import UserError
 from bpcbench.records import Unit
 from bpcbench.reporting.rows import Place, Row, notes, number, with_unit
-from bpcbench.stats import Summary, ranks, summarise, tied
+from bpcbench.stats import Summary, standings, summarise
 from bpcbench.store.manifest import PublishedRecord
 
 MISSING = "—"
@@ -219,19 +219,10 @@ def _cell(column: Column, summary: Summary | None, usual: int) -> Cell:
 def _marked(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
     marked = [list(line.cells) for line in lines]
     for index, column in enumerate(columns):
-        rivals = [
-            cells[index].summary if line.ranked and _finite(cells[index]) else None
-            for line, cells in zip(lines, marked, strict=True)
-        ]
-        if column.higher_is_better is None or len(rivals) - rivals.count(None) < 2:
-            continue
-        places = ranks([rival.mean if rival else None for rival in rivals], column.higher_is_better)
-        order = [*sorted({place for place in places if place is not None}), None]
-        bests = [rival for rival, place in zip(rivals, places, strict=True) if rival and place == order[0]]
-        for cells, rival, place in zip(marked, rivals, places, strict=True):
-            if rival is not None:
-                best, second = place == order[0], place == order[1]
-                noise = not best and any(tied(other, rival) for other in bests)
+        rivals = [cells[index].summary if line.ranked else None for line, cells in zip(lines, marked, strict=True)]
+        for cells, standing in zip(marked, standings(rivals, column.higher_is_better), strict=True):
+            if standing is not None:
+                best, second, noise = standing.best, standing.second, standing.tied
                 cells[index] = replace(cells[index], best=best, second=second, tied=noise)
     return [replace(line, cells=tuple(cells)) for line, cells in zip(lines, marked, strict=True)]
 
