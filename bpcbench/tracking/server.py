@@ -48,9 +48,7 @@ def serve(store: Path, port: int, ready: Callable[[], None]) -> int:
 
     Call `ready` once the server answers. Return the exit code: 0 after Ctrl-C, 128 + n after signal n.
     """
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking_uri(store), "--host", HOST]
-    command += ["--port", str(port), "--workers", "1"]
-    command += ["--artifacts-destination", (store.absolute() / ARTIFACTS).as_uri()]
+    command = _command(store, port)
     quiet_environment()
     # Jobs of GenAI evaluations would run in sessions of their own, which outlive the server.
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -68,6 +66,11 @@ def serve(store: Path, port: int, ready: Callable[[], None]) -> int:
     finally:
         if server is not None:
             _end_group(server)
+
+
+def _command(store: Path, port: int) -> list[str]:
+    place = ["--backend-store-uri", tracking_uri(store), "--artifacts-destination", (store / ARTIFACTS).as_uri()]
+    return [sys.executable, "-m", "mlflow", "server", *place, "--host", HOST, "--port", str(port), "--workers", "1"]
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 import socket
 import zlib
@@ -238,10 +237,3 @@ def test_an_unreachable_server_does_not_stop_a_run(tmp_path, monkeypatch, capsys
     printed = capsys.readouterr()
     assert "cannot be written" in printed.err
     assert "secret" not in printed.err + printed.out
-
-
-def test_telemetry_is_off_before_mlflow_is_imported(monkeypatch):
-    for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
-        monkeypatch.delenv(name, raising=False)
-    tracking.quiet_environment()
-    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
