@@ -130,11 +130,11 @@ def parser() -> argparse.ArgumentParser:
     ui.add_argument("suite", nargs="?", help="name of a suite that was run (default: the latest)")
     ui.add_argument("--port", type=_positive, default=5000)
     ui.add_argument("--no-browser", action="store_true", help="print the address only")
-    ui.set_defaults(run="upkeep:ui")
+    ui.set_defaults(run="tracking:ui")
 
     sync = commands.add_parser("sync", help="add to MLflow whatever the store has and MLflow lacks")
     sync.add_argument("suite", nargs="?", help="name of a suite that was run (default: all)")
-    sync.set_defaults(run="upkeep:sync")
+    sync.set_defaults(run="tracking:sync")
 
     doctor = commands.add_parser("doctor", help="versions, device, threads, locks, plugins, data sets, MLflow")
     doctor.set_defaults(run="upkeep:doctor")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bpcbench.running.run import Failure, Result
     from bpcbench.store.manifest import Manifest, Purpose
     from bpcbench.store.store import Store
+    from bpcbench.tracking.mlflow import Story
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ def execute(
     plan = prepared.plan
     check_writable(prepared.out)
     if track:
-        from bpcbench.tracking.mlflow import tracking_uri
+        from bpcbench.tracking.location import tracking_uri
 
         tracking_uri(prepared.out)  # refused before anything is written
     store = prepared.store or Store.open(prepared.out)
@@ -121,15 +122,30 @@ def execute(
         recorder.stop()
         if progress:
             progress.close()
-        if tracker:
-            tracker.close(ok=result is not None and result.exit_code == 0)
+        failures = () if result is None else tuple(_failure(failure, store.root) for failure in result.failures)
         journal.end(
             exit_code=1 if result is None else result.exit_code,
             counts={} if result is None else result.counts,
-            failures=() if result is None else [_failure(failure, store.root) for failure in result.failures],
+            failures=failures,
             scores=_scores_seen(manifest, store),
         )
+        if tracker:
+            ok = result is not None and result.exit_code == 0
+            tracker.close(ok=ok, story=lambda: _story(folder, manifest, store.root), failures=failures)
     return result
+
+
+def _story(folder: Path, manifest: Manifest, root: Path) -> Story:
+    """Return what MLflow shows of the invocation; a store of its own, because another thread asks."""
+    from bpcbench.reporting.view import View
+    from bpcbench.running.story import tell
+    from bpcbench.store.invocations import Invocation
+    from bpcbench.store.runs import read_runs
+    from bpcbench.store.store import Store
+
+    runs = tuple(read_runs(folder))
+    invocation = Invocation(folder, manifest.name, manifest.source, manifest.purpose, manifest.request, runs)
+    return tell(View(Store(root), invocation))
 
 
 class _Recorder(threading.Thread):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import calendar
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ import numpy as np
 from bpcbench.store.address import Address
 from bpcbench.store.manifest import CellRecord
 from bpcbench.store.store import Artefact, Store
+from bpcbench.tracking.names import allowed, place
 
 MAX_POINTS = 200
 """Points per curve of a run that is logged when it has ended; a curve that is followed live has up to 1,000."""
@@ -23,30 +23,10 @@ MAX_POINTS = 200
 Point = tuple[str, float, int]
 
 
-def names(cell: CellRecord) -> dict[str, str]:
-    """Return the cell's place in the grid, as texts."""
-    group = cell.group
-    return {
-        "dataset": group.dataset,
-        "ipc": str(group.ipc),
-        "method": group.method,
-        "inference": group.inference,
-        "network": group.network,
-        "distil_seed": str(cell.distil_seed),
-        "evaluate_seed": str(cell.evaluate_seed),
-    }
-
-
-def run_name(cell: CellRecord) -> str:
-    """Return the cell in words, what differs most first: MLflow's column is narrow."""
-    group, seeds = cell.group, f"{cell.distil_seed}.{cell.evaluate_seed}"
-    return f"{group.method} ipc {group.ipc} {group.inference} {seeds} ({group.dataset}, {group.network})"
-
-
 def curve_points(kind: str, lines: list[dict[str, Any]]) -> list[Point]:
-    """Return the points in events of a stage: (name, value, step), such as (`coreset/loss`, 0.1, 20)."""
+    """Return the points in events of a stage: (name, value, step), such as (`curve/coreset/loss`, 0.1, 20)."""
     return [
-        (allowed("/".join(part for part in (kind, line["what"], name) if part)), value, line["step"])
+        (allowed("/".join(part for part in ("curve", kind, line["what"], name) if part)), value, line["step"])
         for line in lines
         if "m" in line
         for name, value in line["m"].items()
@@ -67,7 +47,7 @@ class CellRun:
 
 def read_cell(cell: CellRecord, store: Store) -> CellRun:
     """Read a finished cell; what was pruned from the store is left out."""
-    params, tags = names(cell), names(cell)
+    params, tags = cell_params(cell), {}
     if cell.group.notes:
         tags["notes"] = "; ".join(cell.group.notes)
     metrics: dict[str, float] = {}
@@ -89,7 +69,7 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
         points += _thin(_curves(kind, artefact))
     for role in ("method", "inference", "network"):
         for name, value in cell.group.plugins[role].options.items() if role in cell.group.plugins else ():
-            params[f"{role}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            params[f"option.{role}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else str(value)
     if parts["coreset"] is not None:
         metrics["cost/coreset_bytes"] = float(parts["coreset"].meta["coreset"]["bytes"])
     scores = {label: store.read(address) for label, address in cell.scores.items()}
@@ -100,19 +80,33 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
             if np.isfinite(float(value)):
                 # Two evaluators may give a metric of one name; each then carries its evaluator's label.
                 metrics[allowed(name if inputs[name] == 1 else f"{label}/{name}")] = float(value)
-    ended = max(_milliseconds(score.meta["committed"]) for score in scores.values())
-    starts = [
-        _milliseconds(part.meta["started"]) for part in parts.values() if part is not None and "started" in part.meta
-    ]
-    return CellRun(params, tags, metrics, tuple(points), min([*starts, ended]), ended)
+    committed = [milliseconds(score.meta["committed"]) for score in scores.values()]
+    # The coreset is shared, and may be much older: its time is a cost of its own.
+    own = parts["predict"] or parts["coreset"]
+    spans = [_span(own)] if own is not None and "started" in own.meta else []
+    began = min([*(start for start, _ in spans), *committed])
+    ended = max([*(end for _, end in spans), *committed])
+    return CellRun(params, tags, metrics, tuple(points), began, ended)
 
 
-def allowed(name: str) -> str:
-    """Return the name with what MLflow refuses replaced."""
-    return re.sub(r"[^\w\-./ :]", "_", name)
+def cell_params(cell: CellRecord) -> dict[str, str]:
+    """Return the cell's place in the grid and its seeds, as texts."""
+    return {
+        **place(cell.group),
+        "distil_seed": str(cell.distil_seed),
+        "evaluate_seed": str(cell.evaluate_seed),
+    }
 
 
-def _milliseconds(moment: str) -> int:
+def _span(artefact: Artefact) -> tuple[int, int]:
+    """Return when a stage began and ended; commits are stamped in whole seconds, which may lie before the start."""
+    start = milliseconds(artefact.meta["started"])
+    seconds = float(artefact.meta.get("seconds") or 0.0)
+    return start, max(milliseconds(artefact.meta["committed"]), start + round(1000 * seconds))
+
+
+def milliseconds(moment: str) -> int:
+    """Return a time of the store in milliseconds since 1970."""
     whole, _, fraction = moment.rstrip("Z").partition(".")
     return calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) * 1000 + int((fraction + "000")[:3])
 

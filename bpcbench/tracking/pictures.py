@@ -1,40 +1,104 @@
-"""The pictures of a cell, drawn from what the store holds: its coreset as a grid, and its evaluators' figures."""
+"""Pictures drawn from what the store holds: coresets as grids, and the figures of evaluators."""
 
 from __future__ import annotations
 
-import functools
+import io
+import re
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from bpcbench.figures import draw, figure_from_json, image_grid
 from bpcbench.store.address import Address
-from bpcbench.store.manifest import CellRecord
+from bpcbench.store.manifest import CellRecord, Manifest
 from bpcbench.store.store import Store
+from bpcbench.tracking.summary import SummaryRun
+
+_SNAPSHOT = re.compile(r"step-(\d+)")
+_MAX_SNAPSHOTS = 12
+_LARGE = 700
+"""Grids are enlarged by a whole number up to about so many pixels a side."""
+_THUMBNAIL = 256
+"""The longest side of the small copy that MLflow's image grid shows first."""
 
 
-class Pictures:
-    """Draws each coreset once, however many cells evaluate it."""
+def figures_of(cell: CellRecord, store: Store) -> dict[str, bytes]:
+    """Return the figures of a cell's evaluators by file name."""
+    files = {}
+    for label, address in cell.scores.items():
+        prefix = "" if len(cell.scores) == 1 else f"{label}/"
+        for name, figure in store.meta(address).get("figures", {}).items():
+            files[f"{prefix}{name}.svg"] = draw(figure_from_json(figure)).encode()
+    return files
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._grid = functools.lru_cache(maxsize=64)(self._draw)
 
-    def of(self, cell: CellRecord) -> dict[str, bytes]:
-        """Return the pictures of a cell by file name."""
-        files = {}
-        for number, address in enumerate(cell.coresets):
-            if grid := self._grid(address):
-                files["coreset.png" if len(cell.coresets) == 1 else f"coreset-{number}.png"] = grid
-        for label, address in cell.scores.items():
-            prefix = "" if len(cell.scores) == 1 else f"{label}/"
-            for name, figure in self.store.meta(address).get("figures", {}).items():
-                files[f"{prefix}{name}.svg"] = draw(figure_from_json(figure)).encode()
-        return files
+def coresets_of(summary: SummaryRun, manifest: Manifest, store: Store) -> dict[str, bytes]:
+    """Return the grids of a group's coresets by file name, in the form of MLflow's image grid.
 
-    def _draw(self, address: Address) -> bytes | None:
-        if not self.store.has(address):
-            return None
-        arrays = self.store.read(address).arrays
-        if "preview" not in arrays:
-            return None
-        return image_grid(np.asarray(arrays["preview"]), np.asarray(arrays["preview_classes"]))
+    A coreset is drawn once, with a row per class; the first one also with its snapshots, as steps of a slider.
+    """
+    names = _class_names(manifest, summary.group.dataset)
+    files: dict[str, bytes] = {}
+    for position, (seed, addresses) in enumerate(summary.coresets.items()):
+        for part, address in enumerate(addresses):
+            title = f"coresets/seed {seed}" + (f" part {part}" if len(addresses) > 1 else "")
+            steps = list(_snapshots(address, store)) if position == 0 else []
+            last = steps[-1][0] + 1 if steps else 0
+            for step, member in [*steps, (last, address)]:
+                if grid := _draw(member, store, names):
+                    # The moment is part of the name that MLflow reads; it must not change when the run is rewritten.
+                    stem = f"images/{title.replace('/', '~')}+step+{step}+timestamp+{summary.began}+{member.key[:12]}"
+                    files[f"{stem}.png"] = grid
+                    files[f"{stem}+compressed.webp"] = _thumbnail(grid)
+                    if member == address and position == 0:
+                        files["coreset.png" if len(addresses) == 1 else f"coreset-{part}.png"] = grid
+    return files
+
+
+def _class_names(manifest: Manifest, label: str) -> Mapping[int, str]:
+    names = next((dataset.class_names for dataset in manifest.datasets if dataset.label == label), ())
+    return dict(enumerate(names))
+
+
+def _snapshots(address: Address, store: Store) -> Iterator[tuple[int, Address]]:
+    folder = store.path(address).parent
+    steps = (
+        sorted(int(m[1]) for path in folder.iterdir() if (m := _SNAPSHOT.fullmatch(path.name)))
+        if folder.is_dir()
+        else []
+    )
+    stride = -(-len(steps) // _MAX_SNAPSHOTS) or 1
+    for step in steps[::stride]:
+        yield step, Address(address.kind, address.key, f"step-{step}")
+
+
+def _draw(address: Address, store: Store, names: Mapping[int, str]) -> bytes | None:
+    if not store.has(address):
+        return None
+    arrays = store.read(address).arrays
+    if "preview" not in arrays:
+        return None
+    return _enlarged(image_grid(np.asarray(arrays["preview"]), np.asarray(arrays["preview_classes"]), names=names))
+
+
+def _enlarged(grid: bytes) -> bytes:
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(grid))
+    zoom = round(_LARGE / max(picture.size))
+    if zoom < 2:
+        return grid
+    buffer = io.BytesIO()
+    large = picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST)
+    large.save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _thumbnail(grid: bytes) -> bytes:
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(grid))
+    picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    buffer = io.BytesIO()
+    picture.save(buffer, format="WEBP", quality=80, method=0)
+    return buffer.getvalue()

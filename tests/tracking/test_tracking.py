@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import os
 import shutil
 import socket
+import zlib
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 import bpcbench
-from bpcbench import session
+from bpcbench import Session
 from bpcbench.cli import main
-from bpcbench.tracking import live as tracking
+from bpcbench.tracking import mlflow as tracking
 
 SUITE = """
 name: tracked
+description: Two baselines.
 protocol: 1
 datasets: [digits]
 ipc: [1]
@@ -33,7 +35,7 @@ def tracked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tracked")
     (folder / "suite.yaml").write_text(SUITE)
     said: list[str] = []
-    result = bpcbench.run(str(folder / "suite.yaml"), out=folder / "store", say=said.append)
+    result = bpcbench.run(str(folder / "suite.yaml"), out=folder / "store", report_to=said.append)
     assert result.exit_code == 0
     return folder, said
 
@@ -48,8 +50,14 @@ def client_of(folder):
 def runs_of(client):
     experiment = client.get_experiment_by_name("tracked")
     runs = client.search_runs([experiment.experiment_id])
-    cells = {run.data.tags["mlflow.runName"]: run for run in runs if tracking.CELL_TAG in run.data.tags}
-    return cells, [run for run in runs if tracking.CELL_TAG not in run.data.tags]
+    cells = {run.data.tags["mlflow.runName"]: run for run in runs if run.data.tags["bpcbench.kind"] == "cell"}
+    return cells, [run for run in runs if run.data.tags["bpcbench.kind"] == "suite"]
+
+
+def summaries_of(client):
+    experiment = client.get_experiment_by_name("tracked")
+    runs = client.search_runs([experiment.experiment_id], "tags.`bpcbench.kind` = 'summary'")
+    return {run.data.tags["mlflow.runName"]: run for run in runs}
 
 
 def test_every_cell_is_a_finished_child_run(tracked):
@@ -63,39 +71,104 @@ def test_every_cell_is_a_finished_child_run(tracked):
     for run in cells.values():
         assert run.info.status == "FINISHED"
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert run.data.params["inference.steps"] == "30"
-        assert run.data.params["network.width"] == "4"
-        tags = run.data.tags
-        mine = frame[(frame.method == tags["method"]) & (frame.evaluate_seed == int(tags["evaluate_seed"]))]
+        assert run.data.params["option.inference.steps"] == "30"
+        assert run.data.params["option.network.width"] == "4"
+        params = run.data.params
+        mine = frame[(frame.method == params["method"]) & (frame.evaluate_seed == int(params["evaluate_seed"]))]
         for _, row in mine.iterrows():
             assert run.data.metrics[row.metric] == pytest.approx(row.value, abs=1e-12)
         assert run.data.metrics["cost/coreset_bytes"] == 10 * (8 * 8 * 4 + 8), "float32 images, int64 class numbers"
-        for name in ("dataset", "ipc", "network", "inference", "distil_seed", "coreset.key", "predict.key", "commit"):
-            assert tags[name]
+        for name in ("dataset", "ipc", "network", "inference", "distil_seed"):
+            assert params[name]
+        for name in ("coreset.key", "predict.key", "commit", "bpcbench.digest"):
+            assert run.data.tags[name]
+        assert 0 < run.info.end_time - run.info.start_time < 60_000
 
 
 def test_curves_are_complete_and_not_repeated(tracked):
     client = client_of(tracked[0])
     for run in runs_of(client)[0].values():
-        history = client.get_metric_history(run.info.run_id, "predict/network/loss")
+        history = client.get_metric_history(run.info.run_id, "curve/predict/network/loss")
         assert sorted(point.step for point in history) == list(range(30))
 
 
-def test_pictures_and_descriptions_are_attached(tracked, tmp_path):
+def artifact(folder, run, name):
+    """The file of an artifact, found as a server does that is told where artifacts lie."""
+    relative = run.info.artifact_uri.removeprefix("mlflow-artifacts:/")
+    return folder / "store" / tracking.ARTIFACTS / relative / name
+
+
+def test_pictures_are_attached(tracked):
     from PIL import Image
 
-    client = client_of(tracked[0])
-    run = next(iter(runs_of(client)[0].values()))
-    with Image.open(client.download_artifacts(run.info.run_id, "coreset.png", str(tmp_path))) as picture:
-        assert picture.width > 100
+    folder, _ = tracked
+    client = client_of(folder)
+    summary, cell = summaries_of(client)["kmeans"], next(iter(runs_of(client)[0].values()))
+    with Image.open(artifact(folder, summary, "coreset.png")) as picture:
+        assert min(picture.size) > 100
+    # MLflow's image grid reads the key, the step and the time from the name.
+    images = sorted(path.name for path in artifact(folder, summary, "images").iterdir())
+    assert [name.partition("+timestamp+")[0] for name in images] == ["coresets~seed 0+step+0"] * 2
+    assert {Path(name).suffix for name in images} == {".png", ".webp"}
+    assert summary.data.tags["mlflow.loggedImages"] == "True"
     for name in ("reliability.svg", "risk_coverage.svg"):
-        drawn = ElementTree.parse(client.download_artifacts(run.info.run_id, name, str(tmp_path))).getroot()
-        assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-    stage = json.loads(
-        Path(client.download_artifacts(run.info.run_id, "predict/stage.json", str(tmp_path))).read_text()
-    )
-    assert stage["kind"] == "predict"
-    assert stage["environment"]["torch"]
+        assert ElementTree.parse(artifact(folder, cell, name)).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_a_summary_is_a_line_of_the_table(tracked):
+    folder, _ = tracked
+    found = summaries_of(client_of(folder))
+    assert set(found) == {"random", "kmeans"}, "only the method varies"
+    report = Session(str(folder / "suite.yaml"), out=folder / "store").report("json", metrics=("acc", "nll", "ece"))
+    cells = json.loads(report)["cells"]
+    assert len(cells) == 6
+    for cell in cells:
+        run = found[cell["method"]]
+        assert set(run.data.params) == {"dataset", "ipc", "method", "inference", "network"}
+        assert run.data.metrics[cell["metric"]] == cell["mean"]
+        assert run.data.metrics.get(f"{cell['metric']}_std") == cell["std"]
+        assert run.data.metrics["n"] == cell["n"]
+        if cell["metric"] != "ece":
+            assert run.data.tags[f"rank.{cell['metric']}"].startswith("1") == cell["best"]
+        assert run.inputs.dataset_inputs[0].dataset.name == "digits"
+        assert run.info.end_time > run.info.start_time
+
+
+def test_the_run_of_the_invocation_tells_the_story(tracked):
+    folder, _ = tracked
+    client = client_of(folder)
+    (parent,) = runs_of(client)[1]
+    table = artifact(folder, parent, "table.md").read_text()
+    assert "| method | digits ipc 1" in table
+    assert parent.data.tags["mlflow.note.content"].startswith(table.strip())
+    assert "Paired differences to random" in artifact(folder, parent, "differences.md").read_text()
+    assert json.loads(artifact(folder, parent, "suite.json").read_text())["name"] == "tracked"
+    best = max(run.data.metrics["acc"] for run in summaries_of(client).values())
+    assert parent.data.metrics["best/digits ipc 1/acc"] == best
+    experiment = client.get_experiment_by_name("tracked")
+    assert experiment.tags["mlflow.note.content"] == "Two baselines."
+
+
+def test_other_settings_have_runs_of_their_own(tracked, tmp_path):
+    shutil.copytree(tracked[0] / "store", tmp_path / "store")
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    before = summaries_of(client_of(tmp_path))
+    assert bpcbench.run(str(tmp_path / "suite.yaml"), ["methods=[kmeans]"], out=tmp_path / "store").counts == {}
+    client = client_of(tmp_path)
+    experiment = client.get_experiment_by_name("tracked")
+    runs = client.search_runs([experiment.experiment_id])
+    digests = {run.data.tags["bpcbench.digest"] for run in runs if run.data.tags["bpcbench.kind"] == "suite"}
+    (old,) = {run.data.tags["bpcbench.digest"] for run in before.values()}
+    assert len(digests) == 2
+    (new,) = digests - {old}
+    mine = client.search_runs([experiment.experiment_id], f"tags.`bpcbench.digest` LIKE '%{new}%'")
+    kinds = sorted(run.data.tags["bpcbench.kind"] for run in mine)
+    assert kinds == ["cell", "cell", "suite", "summary"], "the cells are shared, the summary is not"
+    assert new in state_of(experiment.tags["mlflow.sharedViewState.results"])["searchFilter"]
+
+
+def state_of(tag):
+    return json.loads(zlib.decompress(base64.b64decode(json.loads(tag)["state"].removeprefix("deflate;"))))
 
 
 def test_running_again_logs_nothing_new(tracked):
@@ -147,28 +220,20 @@ def test_what_a_killed_invocation_left_is_cleared_away(tracked, tmp_path):
 
 def test_an_unreachable_server_does_not_stop_a_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "suite.yaml").write_text(SUITE)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://someone:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     said: list[str] = []
     overrides = ["methods=[random]", "seeds=1"]
-    result = bpcbench.run(str(tmp_path / "suite.yaml"), overrides, out=tmp_path / "store", inline=True, say=said.append)
+    result = bpcbench.run(
+        str(tmp_path / "suite.yaml"), overrides, out=tmp_path / "store", inline=True, report_to=said.append
+    )
     assert result.exit_code == 0
     assert len(bpcbench.results(str(tmp_path / "suite.yaml"), overrides, out=tmp_path / "store")) > 0
     (complaint,) = [text for text in said if "MLflow" in text]
-    assert "http://127.0.0.1:9 cannot be written" in complaint
+    assert "http://***@127.0.0.1:9 cannot be written" in complaint
+    assert "secret" not in complaint
     assert "bpcbench sync" in complaint
     assert main(["sync", "--out", str(tmp_path / "store")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-
-
-def test_telemetry_is_off_before_mlflow_is_imported(monkeypatch):
-    for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
-        monkeypatch.delenv(name, raising=False)
-    tracking.quiet_environment()
-    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
-
-
-def test_sessions_are_remembered(tracked):
-    (remembered,) = session.remembered(tracked[0] / "store")
-    assert remembered.plan.suite.name == "tracked"
-    assert not remembered.plan.to_do()
+    printed = capsys.readouterr()
+    assert "cannot be written" in printed.err
+    assert "secret" not in printed.err + printed.out

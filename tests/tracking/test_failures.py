@@ -1,0 +1,126 @@
+"""Cells that fail have runs that say why, and a tracking server that never answers does not hold a run up."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import toys
+
+import bpcbench
+from bpcbench.cli import main
+from bpcbench.tracking.live import SERVER_SECONDS
+from bpcbench.tracking.location import quiet_environment, tracking_uri
+
+SUITE = toys.TOYS.replace("[pick]", "[pick, moody]").replace("[1, 2]", "[1]") + "metrics: [right]\n"
+
+
+@dataclass(frozen=True)
+class Moody(toys.Pick):
+    """Fails while a file exists."""
+
+    name = "moody"
+
+    def distil(self, data, ipc, inputs, ctx):
+        if Path(toys.__file__).with_name("moody.no").exists():
+            raise RuntimeError("not today")
+        return super().distil(data, ipc, inputs, ctx)
+
+
+def runs(store):
+    quiet_environment()
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri(store))
+    (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
+    return client.search_runs([experiment.experiment_id])
+
+
+def kinds(found, kind):
+    return [run for run in found if run.data.tags["bpcbench.kind"] == kind]
+
+
+def test_a_failed_cell_says_why_until_it_succeeds(tmp_path, monkeypatch, install, write_suite):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    install(toys, Moody)
+    mood = tmp_path / "moody.no"
+    monkeypatch.setattr(toys, "__file__", str(tmp_path / "toys.py"))
+    mood.touch()
+    suite, store = write_suite(SUITE), tmp_path / "store"
+    assert bpcbench.run(suite, out=store, inline=True).exit_code == 1
+    found = runs(store)
+    failed = [run for run in kinds(found, "cell") if run.info.status == "FAILED"]
+    assert sorted(run.data.tags["mlflow.runName"] for run in failed) == [
+        f"moody seed {distil}.{evaluate}" for distil in (0, 1) for evaluate in (0, 1)
+    ]
+    for run in failed:
+        assert "not today" in run.data.tags["failed.reason"]
+        assert "Traceback" in (store / run.data.tags["failed.log"]).read_text()
+        assert run.data.params["method"] == "moody"
+        assert run.info.end_time >= run.info.start_time
+    assert [run.data.params["method"] for run in kinds(found, "summary")] == ["pick"]
+    assert [run.info.status for run in kinds(found, "suite")] == ["FAILED"]
+    mood.unlink()
+    assert bpcbench.run(suite, out=store, inline=True).exit_code == 0
+    found = runs(store)
+    assert [run.info.status for run in kinds(found, "cell")] == ["FINISHED"] * 8
+    assert sorted(run.data.params["method"] for run in kinds(found, "summary")) == ["moody", "pick"]
+    ranks = {run.data.params["method"]: run.data.tags.get("rank.right") for run in kinds(found, "summary")}
+    assert all(ranks.values()), "the summary that was there is rewritten: it now has a rival"
+
+
+@pytest.fixture
+def dripping_server():
+    """A server that takes every request and answers a byte at a time, without end."""
+    server = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def drip(connection):
+        with connection:
+            while not ended.wait(0.2):
+                try:
+                    connection.sendall(b"H" if drip.begun else b"HTTP/1.1 200 OK\r\nX: ")
+                    drip.begun = True
+                except OSError:
+                    return
+
+    drip.begun = False
+
+    def accept():
+        while not ended.is_set():
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=drip, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    ended.set()
+    server.close()
+
+
+def test_a_dripping_server_costs_seconds_and_loses_nothing(toy, dripping_server, monkeypatch, capsys):
+    toy.write("[toy-loop]", "seeds: {distil: 1, evaluate: 2}")
+    command = [sys.executable, "-m", "bpcbench", "run", str(toy.suite), "--out", str(toy.out), "--in-process"]
+    environment = {**toy.environment(), "MLFLOW_TRACKING_URI": dripping_server}
+    # The bpcbench that is tested, wherever it was imported from.
+    environment["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
+    before = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100, cwd=toy.folder)
+    seconds = time.monotonic() - before
+    assert ended.returncode == 0, ended.stderr
+    assert "cannot be written" in ended.stderr
+    assert "bpcbench sync" in ended.stderr
+    # The run itself and MLflow's import take seconds too.
+    assert seconds < SERVER_SECONDS + 40
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert main(["sync", "--out", str(toy.out)]) == 0
+    assert "2 cells added" in capsys.readouterr().out
