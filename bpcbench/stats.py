@@ -44,19 +44,6 @@ class Difference:
     n: int
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where a summary stands among its rivals: its rank, 1 being best, and whether it is tied with the best."""
-
-    rank: float
-    best: bool
-    second: bool
-    tied: bool
-
-    def __str__(self) -> str:
-        return f"{self.rank:g}{' (tied with best)' if self.tied else ''}"
-
-
 def summarise(by_coreset: Mapping[Key, Sequence[float]]) -> Summary:
     """Return the summary of the evaluations of each coreset; ValueError if there is no coreset or an empty one.
 
@@ -175,29 +162,6 @@ def _two_sided(t: float, freedom: float) -> float:
     from scipy.special import stdtr
 
     return float(2.0 * stdtr(freedom, -t))
-
-
-def standings(rivals: Sequence[Summary | None], higher_is_better: bool | None) -> list[Standing | None]:
-    """Return where each summary stands; None for what is absent or not finite.
-
-    Nothing is ranked if the metric has no direction or if fewer than two compete. `second` is whoever has the next
-    rank after the best, and `tied` whoever is not best and cannot be told from one that is (`tied`).
-    """
-    finite = [rival if rival is not None and math.isfinite(rival.mean) else None for rival in rivals]
-    if higher_is_better is None or len(finite) - finite.count(None) < 2:
-        return [None] * len(finite)
-    places = ranks([rival.mean if rival else None for rival in finite], higher_is_better)
-    order = [*sorted({place for place in places if place is not None}), None]
-    bests = [rival for rival, place in zip(finite, places, strict=True) if rival and place == order[0]]
-    found: list[Standing | None] = []
-    for rival, place in zip(finite, places, strict=True):
-        if rival is None or place is None:
-            found.append(None)
-            continue
-        best = place == order[0]
-        noise = not best and any(tied(other, rival) for other in bests)
-        found.append(Standing(place, best, place == order[1], noise))
-    return found
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bpcbench.stats import Standing, Summary, standings, summarise
+from bpcbench.reporting.collect import asked, collect, place_of
+from bpcbench.reporting.rows import Place
+from bpcbench.reporting.table import Cell, Table, build
+from bpcbench.stats import ranks
 from bpcbench.store.address import Address, digest
 from bpcbench.store.manifest import CellRecord, Group, Manifest
 from bpcbench.store.store import Store
@@ -40,96 +43,101 @@ class SummaryRun:
 
 @dataclass
 class _Gathered:
-    """What the store has of one group."""
+    """When the results of a group were made, and from which coresets."""
 
-    values: dict[_Metric, dict[str, dict[int, float]]] = field(default_factory=dict)
-    directions: dict[_Metric, bool | None] = field(default_factory=dict)
     coresets: dict[str, tuple[int, tuple[Address, ...]]] = field(default_factory=dict)
     times: list[int] = field(default_factory=list)
     cells: int = 0
 
     def add(self, cell: CellRecord, store: Store) -> None:
-        """Add the scores of a cell that are in the store."""
-        seen = False
-        for evaluator, address in cell.scores.items():
-            if not store.has(address):
-                continue
-            seen, meta = True, store.meta(address)
-            self.times.append(milliseconds(meta["committed"]))
-            for name, value in meta["metrics"].items():
-                metric = (evaluator, name)
-                direction = meta["directions"][name]
-                self.directions[metric] = None if direction is None else direction == "higher"
-                seeds = self.values.setdefault(metric, {}).setdefault(cell.coreset, {})
-                # A deterministic method evaluates one coreset under several seeds; each evaluation counts once.
-                seeds.setdefault(cell.evaluate_seed, float(value))
-        if seen:
-            self.cells += 1
-            if cell.coreset not in self.coresets:
-                self.coresets[cell.coreset] = cell.distil_seed, cell.coresets
-                metas = (store.meta(address) for address in cell.coresets if store.has(address))
-                self.times += [milliseconds(meta["started"]) for meta in metas if "started" in meta]
+        """Add a cell that has scores in the store."""
+        made = [milliseconds(store.meta(a)["committed"]) for a in cell.scores.values() if store.has(a)]
+        if not made:
+            return
+        self.times += made
+        self.cells += 1
+        if cell.coreset not in self.coresets:
+            self.coresets[cell.coreset] = cell.distil_seed, cell.coresets
+            metas = (store.meta(address) for address in cell.coresets if store.has(address))
+            self.times += [milliseconds(meta["started"]) for meta in metas if "started" in meta]
 
-    def summaries(self) -> dict[_Metric, Summary]:
-        """Return mean and std of every metric over the coresets, as the table has them."""
-        return {
-            metric: summarise({coreset: list(seeds.values()) for coreset, seeds in coresets.items()})
-            for metric, coresets in self.values.items()
-        }
+
+_Filled = dict[_Metric, Cell]
 
 
 def summaries(manifest: Manifest, store: Store) -> list[SummaryRun]:
-    """Return the summary of every group that has results, in the order of the table, the best of a block first."""
-    gathered = {id(group): _Gathered() for group in manifest.groups}
+    """Return the summary of every group that has results, in the order of the table, the best of a block first.
+
+    Means, spreads, ties and ranks are those of the report's own table.
+    """
+    gathered = {place_of(group): _Gathered() for group in manifest.groups}
     for cell in manifest.cells:
         if cell.step is None:
-            gathered[id(cell.group)].add(cell, store)
+            gathered[place_of(cell.group)].add(cell, store)
+    names = tuple(dict.fromkeys([*manifest.shown, *(metric.name for metric in manifest.metrics)]))
+    table = build(collect(manifest, store), metrics=names, asked=asked(manifest))
+    filled = _filled(table)
     blocks: dict[tuple[str, int], list[Group]] = {}
     for group in manifest.groups:
-        if gathered[id(group)].values:
+        if filled.get(place_of(group)):
             blocks.setdefault((group.dataset, group.ipc), []).append(group)
-    inputs = list(_ordered(manifest, gathered, [blocks[block] for block in sorted(blocks)]))
-    return [_summary_run(manifest, *each, number) for number, each in enumerate(inputs)]
+    runs: list[SummaryRun] = []
+    for groups in blocks.values():
+        ranked = _ranks(groups, filled)
+        first = next((m for name in manifest.shown for m in ranked if m[1] == name), None)
+        places = ranked[first] if first is not None else {}
+        for group in sorted(groups, key=lambda group: places.get(place_of(group), len(groups) + 1.0)):
+            place = place_of(group)
+            mine = {metric: ranks_of[place] for metric, ranks_of in ranked.items() if place in ranks_of}
+            runs.append(_summary_run(manifest, group, gathered[place], filled[place], mine, len(runs)))
+    return runs
 
 
-_Ranked = tuple[Group, _Gathered, dict[_Metric, Summary], dict[_Metric, Standing]]
+def _filled(table: Table) -> dict[Place, _Filled]:
+    """Return the cells that have a number, by place and metric."""
+    spots = [(group, column) for group in table.groups for column in group.columns]
+    filled: dict[Place, _Filled] = {}
+    for line in table.lines:
+        for (group, column), cell in zip(spots, line.cells, strict=True):
+            if cell.summary is not None:
+                place = Place(group.dataset, group.ipc, line.method, line.inference, line.network)
+                filled.setdefault(place, {})[column.evaluator, column.metric] = cell
+    return filled
 
 
-def _ordered(manifest: Manifest, gathered: Mapping[int, _Gathered], blocks: Iterable[list[Group]]) -> Iterator[_Ranked]:
-    for groups in blocks:
-        made = [gathered[id(group)].summaries() for group in groups]
-        directions = {m: d for group in groups for m, d in gathered[id(group)].directions.items()}
-        ranked: list[dict[_Metric, Standing]] = [{} for _ in groups]
-        for metric, higher in directions.items():
-            rivals = [s.get(metric) if group.ranked else None for group, s in zip(groups, made, strict=True)]
-            for into, standing in zip(ranked, standings(rivals, higher), strict=True):
-                if standing is not None:
-                    into[metric] = standing
-        first = next((m for name in manifest.shown for m in directions if m[1] == name), None)
-        last = len(groups) + 1.0
-        order = sorted(
-            range(len(groups)),
-            key=lambda index: (ranked[index][first].rank if first in ranked[index] else last, index),
-        )
-        for index in order:
-            yield groups[index], gathered[id(groups[index])], made[index], ranked[index]
+def _ranks(groups: Sequence[Group], filled: Mapping[Place, _Filled]) -> dict[_Metric, dict[Place, float]]:
+    """Return the ranks of a block by metric, where the table marks a best one."""
+    rivals = [place_of(group) for group in groups if group.ranked]
+    ranked: dict[_Metric, dict[Place, float]] = {}
+    for metric in dict.fromkeys(metric for place in rivals for metric in filled[place]):
+        cells = {place: filled[place][metric] for place in rivals if metric in filled[place]}
+        means = {p: c.summary.mean for p, c in cells.items() if c.summary and math.isfinite(c.summary.mean)}
+        best = [place for place, cell in cells.items() if cell.best]
+        if best:
+            higher = all(means[best[0]] >= mean for mean in means.values())
+            order = ranks(list(means.values()), higher)
+            ranked[metric] = {place: rank for place, rank in zip(means, order, strict=True) if rank is not None}
+    return ranked
 
 
 def _summary_run(
     manifest: Manifest,
     group: Group,
     gathered: _Gathered,
-    made: Mapping[_Metric, Summary],
-    ranked: Mapping[_Metric, Standing],
+    filled: _Filled,
+    ranked: Mapping[_Metric, float],
     number: int,
 ) -> SummaryRun:
-    inputs = Counter(name for _, name in made)
+    given = Counter(name for _, name in filled)
     # Two evaluators may give a metric of one name; each then carries its evaluator's label.
-    names = {metric: allowed(metric[1] if inputs[metric[1]] == 1 else "/".join(metric)) for metric in made}
+    names = {metric: allowed(metric[1] if given[metric[1]] == 1 else "/".join(metric)) for metric in filled}
+    made = {metric: cell.summary for metric, cell in filled.items() if cell.summary is not None}
     counts = {summary.n for summary in made.values()}
     metrics: dict[str, float] = {}
     tags = {
-        f"rank.{names[metric]}": str(standing) for metric, standing in ranked.items() if metric[1] in manifest.shown
+        f"rank.{names[metric]}": f"{rank:g}{' (tied with best)' if filled[metric].tied else ''}"
+        for metric, rank in ranked.items()
+        if metric[1] in manifest.shown
     }
     unusual = []
     # MLflow's comparison opens on the first.

@@ -19,7 +19,7 @@ ALLOWED = {
     "store": BASIS,
     "figures": {*BASIS, "metrics"},
     "reporting": {*BASIS, "stats", "metrics", "detection", "figures", "store"},
-    "tracking": {*BASIS, "stats", "metrics", "detection", "figures", "store"},
+    "tracking": {*BASIS, "stats", "metrics", "detection", "figures", "store", "reporting"},
 }
 """Packages that may import less than the layers below them: views know the store and the top level only."""
 FOREIGN = {"torch", "torchvision", "jax", "mlflow", "sklearn"}
