@@ -48,10 +48,10 @@ def moments(mu: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def natural(mu: Tensor) -> Tensor:
-    """Return lambda as a function of mu."""
+    """Return lambda as a function of mu, written so that it is lambda_0 + grad_mu KL for matrices V of any symmetry."""
     mean, covariance = moments(mu)
-    precision = torch.linalg.inv(covariance)
-    return join((precision @ mean[:, :, None]).squeeze(2), -precision / 2)
+    precision = torch.linalg.inv(covariance).mT
+    return join(((precision + precision.mT) / 2 @ mean[:, :, None]).squeeze(2), -precision / 2)
 
 
 def prior(rho: float) -> Tensor:
