@@ -49,7 +49,7 @@ class PoolMethod(Method):
     batch: int = option(1024, "real images per step")
     network: Network = refers("network", "conv-bn", "network trained in the pool")
     pool: int = option(10, "P: networks in the pool")
-    updates: int = option(100, "T: updates of a pool network before it is replaced; 101 is FRePo's code at its T of 100")
+    updates: int = option(100, "T: updates of a pool network before it is replaced; 101 is FRePo's code at T = 100")
     pool_lr: float = option(3e-4, "learning rate of the pool networks (Adam, constant)")
     pool_rows: int = option(1000, "coreset rows per pool update; a smaller coreset is used whole")
     lr: float = option(3e-3, "learning rate of the images; 3e-3 suits adam, lamb needs its own (FRePo: 3e-4)")

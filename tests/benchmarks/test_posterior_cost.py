@@ -8,7 +8,8 @@ first call, kernel workspaces included; time is the best of up to ten calls, in 
 The naive cases beyond h = 2048 take minutes: they run with BPCBENCH_SLOW=1. Nothing is asserted about time.
 
 The paper reports 5.5 times less time and half the memory. Its "efficient" 268.9 MB are close to the size of one
-h x h array in float32 at h = 8192 (268.4 MB), which does not show that its code holds one. One run on a shared 2-core AMD EPYC, torch 2.13:
+h x h array in float32 at h = 8192 (268.4 MB), which does not show that its code holds one. One run on a shared 2-core
+AMD EPYC, torch 2.13:
 
 | h | n^ | CPU s | naive | ratio | extra MB | naive | ratio |
 |---:|---:|---:|---:|---:|---:|---:|---:|

@@ -1,8 +1,8 @@
 """The gradient through VBPC's closed form is the implicit one of the paper, and the closed form is its fixed point.
 
 The coreset is S = (Phi, Y): features and targets. q(w_j) = N(m_j, V_j) has natural parameters
-lambda_j = (V_j^{-1} m_j, -V_j^{-1} / 2) and mean parameters mu_j = (m_j, V_j + m_j m_j^T), flattened here into one vector.
-Everything below is written in mu and lambda, in float64, without the code under test.
+lambda_j = (V_j^{-1} m_j, -V_j^{-1} / 2) and mean parameters mu_j = (m_j, V_j + m_j m_j^T), flattened here into a
+vector. Everything below is written in mu and lambda, in float64, without the code under test.
 """
 
 from __future__ import annotations
