@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class FunctionSpace(TrajectoryMethod):
     """FBPC (Kim, Lee & Lee, NeurIPS 2023): the forward KL between posteriors of functions. A reconstruction.
 
-    There is no public code: the form follows published descriptions, and the constants are ours. The exact gradient is
+    We found no public code: the form follows published descriptions, and the constants are ours. Tables show it without
+    ranking it. The exact gradient is
     grad_u D[nu_x || nu_u] = E_{f~nu_x}[grad_u CE(f(u), y)] - E_{f~nu_u}[grad_u CE(f(u), y)], so only the marginals at u
     matter. Linearised, they are Gaussian: [nu]_u = N(f(u; mu), Psi), with Psi the empirical covariance of the outputs
     f(u; theta_j) of J points of a trajectory. With R_j = (f(u; theta_j) - mean) / sqrt(J - 1), or 0 if J = 1,
@@ -37,6 +38,7 @@ class FunctionSpace(TrajectoryMethod):
     """
 
     name: ClassVar[str] = "fbpc"
+    ranked: ClassVar[bool] = False
 
     points: int = option(5, "J: points of each trajectory")
     delta: float = option(1e-3, "standard deviation of the jitter of outputs")

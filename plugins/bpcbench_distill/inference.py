@@ -16,7 +16,7 @@ class RegressionInference(Inference):
     Training uses Adam with a linear warm-up and a cosine schedule that ends at 1 %, augmentation, and no early
     stopping. The outputs estimate one-hot minus 1/k, which ranks the classes but is not a log-probability. The
     predictive is softmax(f(x) / temperature). The temperature is the option, else that of the recipe (FRePo fits it on
-    training data held out for this purpose), else 1/k, at which an output of exactly one-hot minus 1/k gives its class
+    training data; see its `temperature_on`), else 1/k, at which an output of exactly one-hot minus 1/k gives its class
     the odds e^k : k-1. The NLL of this inference is thus "with fitted temperature"; accuracy does not depend on it.
     """
 

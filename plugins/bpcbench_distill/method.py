@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from bpcbench.api import Context, option
+from bpcbench.api import Context, Network, option
 from bpcbench.records import Coreset, Data, Facts, Inputs, Native, Recipe, Ref, Split
 from bpcbench.sampling import per_class, stratified_holdout
+from bpcbench_torch.networks import without_batch_norm
 from bpcbench_torch.pool_method import PoolMethod
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ class FRePo(PoolMethod):
     whose second term keeps a margin between the two largest entries of every learned label. As in the authors' code,
     there is no augmentation during distillation, mirrored copies of the images are appended (`mirror: auto`: for RGB
     images of at most 10 classes, or with one image per class), and LAMB has a cosine schedule that ends at 10 %.
+
+    The authors' scripts distil with BatchNorm and evaluate without normalisation: they turn `batch` into `identity`.
+    `evaluation_norm: none` does the same, where the pool has `conv-bn`; `same` evaluates with the network of the pool.
+
+    The outputs of the native inference need a softmax temperature. It is fitted for a network trained on the coreset,
+    on `temperature_share` of the training data: rows that distillation never sees (`temperature_on: held-out`), or,
+    where distillation is to use all training data, rows that it saw (`seen`), which tables mark. With a share of 0
+    nothing is fitted, and the inference uses 1/k.
     """
 
     name: ClassVar[str] = "frepo"
@@ -40,15 +49,37 @@ class FRePo(PoolMethod):
     mirror: Literal["auto", "yes", "no"] = option("auto", "append mirrored copies of the images")
     evaluation_steps: int = option(1000, "steps of the native inference")
     evaluation_lr: float = option(3e-4, "learning rate of the native inference", absent=3e-4)
-    temperature_share: float = option(0.05, "fraction of train held out to fit the softmax temperature; 0: none")
+    evaluation_norm: Literal["none", "same"] = option(
+        "none", "native network: the pool's without BatchNorm, as in the authors' scripts, or the same", absent="same"
+    )
+    temperature_share: float = option(0.05, "fraction of train on which the softmax temperature is fitted; 0: none")
+    temperature_on: Literal["held-out", "seen"] = option(
+        "held-out", "whether those rows are kept from distillation, or distillation sees them", absent="held-out"
+    )
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        super().__post_init__()
+        if not 0 <= self.temperature_share < 1:
+            raise ValueError(f"temperature_share must lie in [0, 1), got {self.temperature_share}")
+        if self.temperature_on == "seen" and not self.temperature_share:
+            raise ValueError("temperature_on: seen needs a temperature_share above 0")
+
+    def evaluation_network(self) -> Network:
+        """Return the network of the native inference, for which the temperature is fitted."""
+        return self.network if self.evaluation_norm == "same" else without_batch_norm(self.network)
 
     def native(self, facts: Facts, ipc: int) -> Native:
         """Return plain regression of a new network on the learned labels, as in the authors' evaluation."""
         options = {"steps": self.evaluation_steps, "lr": self.evaluation_lr}
-        return Native(Ref("frepo", options), self.network)
+        return Native(Ref("frepo", options), self.evaluation_network())
+
+    def notes(self) -> tuple[str, ...]:
+        """Mark a temperature that was fitted on data of the distillation."""
+        return ("temperature fitted on training data it saw",) if self.temperature_on == "seen" else ()
 
     def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
-        """Return the last iterate, with a temperature fitted on held-out data for a network trained on it."""
+        """Return the last iterate, with a temperature fitted for a network trained on it."""
         if not self.temperature_share:
             return super().distil(data, ipc, inputs, ctx)
         from bpcbench_distill.inference import RegressionInference
@@ -57,12 +88,15 @@ class FRePo(PoolMethod):
         from bpcbench_torch.distillation import distil
 
         _, held = stratified_holdout(data.labels, self.temperature_share, seed=1)
-        held = np.setdiff1d(held, per_class(data.labels, ipc, ctx.seed))
-        kept = np.setdiff1d(np.arange(len(data.train)), held)
-        rest = replace(data, train=Split(data.train.images[kept], data.labels[kept]))
-        coreset = distil(self, data, ipc, inputs, ctx, source=rest)
+        source = None
+        if self.temperature_on == "held-out":
+            # The initial images come from all training data, so that all methods share them.
+            held = np.setdiff1d(held, per_class(data.labels, ipc, self.initial_seed(ctx.seed)))
+            kept = np.setdiff1d(np.arange(len(data.train)), held)
+            source = replace(data, train=Split(data.train.images[kept], data.labels[kept]))
+        coreset = distil(self, data, ipc, inputs, ctx, source=source)
         judge = RegressionInference(steps=self.evaluation_steps, lr=self.evaluation_lr)
-        trained = fit(judge, coreset, self.network, ctx)
+        trained = fit(judge, coreset, self.evaluation_network(), ctx)
         outputs = trained.outputs(inputs.transform.apply(data.train.images[held])).cpu().numpy()
         temperature = fit_temperature(outputs, data.labels[held])
         return replace(coreset, recipe=Recipe(scalars={**coreset.recipe.scalars, "temperature": temperature}))

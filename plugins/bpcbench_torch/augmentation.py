@@ -35,7 +35,8 @@ class Augmentation:
 
     `strategy` is a name in `STRATEGIES`, or operations joined by `_`: FRePo's or, after the prefix `dsa:`, DSA's. Mode
     `one` draws one operation for the whole batch at every call, as both codes do (VBPC's paper does not specify it).
-    Mode `all` chains the operations in the given order; adjacent geometric ones share a single interpolation.
+    Mode `all` chains the operations in the given order; adjacent geometric ones share a single interpolation. Suites
+    choose it by the suffix `-all` (`bpcbench_torch.strategy`).
     """
 
     strategy: str = "none"

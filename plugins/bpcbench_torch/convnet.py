@@ -66,10 +66,10 @@ def initialise(layer: nn.Conv2d | nn.Linear, init: Init, generator: torch.Genera
 class ConvNet(nn.Module):
     """Blocks of 3x3 convolution, normalisation, ReLU and 2x2 average pooling, then a linear head.
 
-    With `norm-first` the normalisation precedes convolutions 2, 3, ... (FRePo's code); with `conv-first` it follows
-    every convolution (RCIG's code, and the text of the VBPC paper). Block i has width * growth**i filters. The first
-    convolution pads 28x28 images to 32x32. Weights depend on `generator` alone. Group norm has `groups` groups, or one
-    per channel if there are fewer channels.
+    With `norm-first` the normalisation precedes convolutions 2, 3, ..., so that the first block has none (FRePo's
+    code); with `conv-first` it follows every convolution (RCIG's code, and the text of the VBPC paper). Block i has
+    width * growth**i filters. The first convolution pads 28x28 images to 32x32. Weights depend on `generator` alone.
+    Group norm has `groups` groups, or one per channel if there are fewer channels.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bpcbench.api import Context
-from bpcbench.records import Array, Coreset, Data, Inputs, Recipe
+from bpcbench.records import Array, Arrays, Coreset, Data, Inputs, Recipe
 from bpcbench.sampling import per_class
 from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import Batches
@@ -24,13 +24,24 @@ from bpcbench_torch.targets import centred_targets
 
 
 def initial_images(method: PoolMethod, data: Data, ipc: int, inputs: Inputs, seed: int) -> tuple[Array, Array]:
-    """Return the initial images of a coreset, in network space, and the class of each."""
+    """Return the initial images of a coreset, in network space, and the class of each; `seed` is the distillation's."""
+    seed = method.initial_seed(seed)
     chosen = per_class(data.labels, ipc, seed)
     classes = np.asarray(data.labels)[chosen]
     pixels = np.asarray(data.train.images[chosen])
+    if method.init == "uniform-normalised":
+        return _normalised(np.random.default_rng(seed).random(pixels.shape), inputs.transform.arrays), classes
     if method.init == "uniform":
         pixels = np.random.default_rng(seed).integers(0, 256, pixels.shape, dtype=np.uint8)
     return inputs.transform.apply(pixels), classes
+
+
+def _normalised(pixels: Array, fitted: Arrays) -> Array:
+    """Return pixels in [0, 1] minus the mean and divided by the std of each channel, without any whitening."""
+    if not {"mean", "std"} <= set(fitted):
+        raise ValueError("init uniform-normalised needs a preprocessing with a mean and a std per channel")
+    mean, std = (np.asarray(fitted[name]).reshape(1, -1, 1, 1) for name in ("mean", "std"))
+    return ((pixels - mean) / std).astype(np.float32)
 
 
 def cosine(step: int, total: int, final: float) -> float:
@@ -96,7 +107,7 @@ def distil(
     for step in ctx.steps(method.steps, state=state, snapshot=coreset):
         model = pool.draw()
         real, labels = batches.next()
-        features = compute.constant(model, augment(real))
+        features = compute.constant(model, augment(real) if method.augment_real else real)
         rows, row_targets = method.rows(images, targets)
         values = compute.outer(model, augment(rows), row_targets, features, labels)
         factor = cosine(step, method.steps, method.final_lr)

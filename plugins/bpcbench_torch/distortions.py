@@ -134,7 +134,7 @@ class Draws:
 
 
 class FRePo(Draws):
-    """Operations of FRePo (Zhou, Nezhadarya & Ba, 2022), with the noise and brightness of VBPC (Lee et al., 2025)."""
+    """Operations of FRePo (Zhou, Nezhadarya & Ba, 2022); noise and brightness are VBPC's (Lee, Lee & Lee, 2025)."""
 
     padding: ClassVar[Padding] = "border"
     geometry: ClassVar[frozenset[str]] = frozenset({"crop", "rotate", "translate"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Network, option
@@ -21,7 +21,9 @@ _SEEDS = 2**63
 class ConvNetwork(Network):
     """Convolution, normalisation, ReLU and average pooling, repeated `depth` times, then a linear layer.
 
-    The network of FRePo (Zhou, Nezhadarya & Ba, 2022), RCIG (Loo et al., 2023) and VBPC (Lee et al., 2025).
+    The network of FRePo (Zhou, Nezhadarya & Ba, 2022), RCIG (Loo et al., 2023) and VBPC (Lee, Lee & Lee, 2025). The
+    default `order` is that of FRePo's code, which leaves the first block without normalisation. VBPC's paper describes
+    `conv-first`, with normalisation in every block, which the suites under paper/ set.
     """
 
     framework: ClassVar[str] = "torch"
@@ -32,7 +34,7 @@ class ConvNetwork(Network):
     growth: Literal[1, 2] = option(2, "growth factor of the filters from block to block")
     init: Literal["lecun", "torch"] = option("lecun", "initialisation: LeCun's truncated normal, or torch's default")
     order: Literal["norm-first", "conv-first"] = option(
-        "norm-first", "norm before convolutions 2, 3, ... (FRePo's code) or after every convolution (RCIG's)"
+        "norm-first", "norm before convolutions 2, 3, ... (FRePo's code) or after every one (RCIG's, VBPC's paper)"
     )
     depth: int | None = option(None, "number of blocks; none: by resolution, 2 at 8 px, 3 at 32, 4 at 64")
 
@@ -140,3 +142,10 @@ class ConvNN(ConvNetwork):
 
     name: ClassVar[str] = "conv-nn"
     norm: ClassVar[Literal["nn"]] = "nn"
+
+
+def without_batch_norm(network: Network) -> Network:
+    """Return `conv-nn` with the options of a `conv-bn`; any other network is returned unchanged."""
+    if not isinstance(network, ConvBN):
+        return network
+    return ConvNN(**{field.name: getattr(network, field.name) for field in fields(ConvNN)})

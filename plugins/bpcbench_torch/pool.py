@@ -14,7 +14,7 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 class Pool:
-    """`size` networks, each with its own Adam; a network is replaced after `updates` updates.
+    """`size` networks, each with its own Adam; a network is replaced after exactly `updates` updates.
 
     The counters start staggered at multiples of updates / size, although all weights are new, so that networks are not
     all replaced at once. All draws come from one generator. A checkpoint holds the whole pool.

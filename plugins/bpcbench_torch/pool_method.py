@@ -24,6 +24,23 @@ class PoolMethod(Method):
 
     Each step draws a pool network, computes its features of a real batch (constant) and of X, takes one optimiser step
     in X and Y on the outer loss, and one Adam step in the network on 0.5 * ||f(X) - Y||^2 with the new X, Y.
+
+    Labels start as (one-hot - 1/k) / sqrt(k/10), times `label_scale`. Options that decide how a paper is read:
+
+    - `augment_real`: whether real batches are augmented too. VBPC's paper says only that augmentations are applied
+      while the coreset is learned. FRePo's code, on which VBPC's is built, leaves real batches as they are, and the
+      paper defines the outer loss over the data set itself. The suites under paper/ therefore turn it off.
+    - `augmentation`: both public codes draw one operation per call, and so do the paper suites. A name that ends in
+      `-all` chains all operations instead, in the order in which VBPC's paper lists them.
+    - `init_seed`: the paper draws initial images "using a fixed sampling seed". With a seed, all coresets of a suite
+      start from the same images, and the spread over coresets does not include that choice. Without, each
+      distillation seed draws its own, which are those of `random` and of all other methods under that seed. The paper
+      suites leave it out, so that ± is over independent coresets and differences between methods are paired.
+    - `init`: `uniform` are random 8-bit pixels that pass through the whole preprocessing, whitening included.
+      `uniform-normalised` is as VBPC's paper writes it: pixels from U[0, 1], minus the mean and divided by the standard
+      deviation of each channel, and not whitened. They differ only where there is whitening.
+    - `updates`: a network is replaced after exactly this many updates. FRePo's code compares with `>`, so that its
+      networks have 101 at a T of 100; `updates: 101` reproduces it, initial counters included.
     """
 
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
@@ -32,17 +49,23 @@ class PoolMethod(Method):
     batch: int = option(1024, "real images per step")
     network: Network = refers("network", "conv-bn", "network trained in the pool")
     pool: int = option(10, "P: networks in the pool")
-    updates: int = option(100, "T: updates of a pool network before it is replaced")
+    updates: int = option(100, "T: updates of a pool network before it is replaced; 101 is FRePo's code at T = 100")
     pool_lr: float = option(3e-4, "learning rate of the pool networks (Adam, constant)")
     pool_rows: int = option(1000, "coreset rows per pool update; a smaller coreset is used whole")
-    lr: float = option(3e-3, "learning rate of the images")
+    lr: float = option(3e-3, "learning rate of the images; 3e-3 suits adam, lamb needs its own (FRePo: 3e-4)")
     label_lr: float | None = option(None, "learning rate of the labels; none: that of the images, as in the paper")
     label_scale: float = option(1.0, "factor of the initial labels; 1 is the paper's, short budgets need more")
     learn_labels: bool = option(True, "learn the labels as well")
-    init: Literal["real", "uniform"] = option("real", "initial images: training images, or uniform random pixels")
+    init: Literal["real", "uniform", "uniform-normalised"] = option(
+        "real", "initial images: training images, or uniform random pixels, whitened like all images or only normalised"
+    )
+    init_seed: int | None = option(
+        None, "seed of the initial images of all coresets; none: each distillation seed draws its own", absent=None
+    )
     optimiser: Literal["adam", "lamb"] = option("adam", "optimiser of images and labels")
     final_lr: float = option(0.0, "final learning rate of the cosine schedule, as a fraction of the initial one")
-    augmentation: str = option("paper", "strategy (bpcbench_torch.augmentation); paper: by the number of channels")
+    augmentation: str = option("paper", "strategy (bpcbench_torch.strategy); paper: by the number of channels")
+    augment_real: bool = option(True, "augment real batches as well", absent=True)
     augment_pool: bool = option(True, "augment the coreset in pool updates as well")
     statistics: Literal["running", "batch"] = option("running", "BatchNorm statistics used for features")
     compile: bool = option(False, "compile the step with torch.compile; results differ in the last bits", absent=False)
@@ -55,6 +78,8 @@ class PoolMethod(Method):
         for name in ("lr", "pool_lr", "label_scale"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.init_seed is not None and self.init_seed < 0:
+            raise ValueError(f"init_seed must not be negative, got {self.init_seed}")
         strategy(self.augmentation, 1)
 
     def convention(self) -> Convention:
@@ -72,6 +97,10 @@ class PoolMethod(Method):
     def scalars(self, rows: int) -> dict[str, float]:
         """Return the scalars of the recipe, which inferences read."""
         return {}
+
+    def initial_seed(self, seed: int) -> int:
+        """Return the seed of the initial images for a distillation seed."""
+        return seed if self.init_seed is None else self.init_seed
 
     def augmentation_used(self) -> str:
         """Return the augmentation strategy in use."""

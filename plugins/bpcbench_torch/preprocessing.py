@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,7 +23,8 @@ class Standardize(Preprocessing):
 
     Both are exact: they come from integer sums over a histogram of the 256 grey levels. std_c is at least 1e-6. With
     `spread: images` std_c is the mean over images of each image's std, which is smaller. The constants 0.2023, 0.1994,
-    0.2010 for CIFAR-10 in much public code are of this kind.
+    0.2010 for CIFAR-10 in much public code are of this kind. `mean` and `std` replace the computed constants by given
+    ones, such as those that a paper prints; nothing is then fitted.
     """
 
     name: ClassVar[str] = "standardize"
@@ -32,9 +34,18 @@ class Standardize(Preprocessing):
     spread: Literal["pixels", "images"] = option(
         "pixels", "std over all pixels, or the mean over images of each image's std", absent="pixels"
     )
+    mean: list[float] = option([], "given means per channel, of pixels in [0, 1]; empty: computed", absent=[])
+    std: list[float] = option([], "given standard deviations per channel; empty: computed", absent=[])
+
+    def __post_init__(self) -> None:
+        check_constants(self.mean, self.std)
 
     def fit(self, data: Data, ctx: Context) -> Arrays:
         """Return `mean` and `std` per channel, float64, of pixels scaled to [0, 1]."""
+        if self.mean:
+            if len(self.mean) != data.facts.shape[0]:
+                raise ValueError(f"mean and std have {len(self.mean)} channels, the images {data.facts.shape[0]}")
+            return {"mean": np.array(self.mean, np.float64), "std": np.array(self.std, np.float64)}
         moments = [_moments(histogram) for histogram in _histograms(data.train.images)]
         mean, std = np.asarray(moments, np.float64).reshape(-1, 2).T
         if self.spread == "images":
@@ -57,6 +68,14 @@ class Standardize(Preprocessing):
         shape = (1, -1, 1, 1)
         scaled = images * arrays["std"].astype(np.float32).reshape(shape)
         return scaled + arrays["mean"].astype(np.float32).reshape(shape)
+
+
+def check_constants(mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise ValueError unless both are empty, or have the same length and standard deviations above 0."""
+    if len(mean) != len(std):
+        raise ValueError(f"mean and std are given together, one of each per channel; got {len(mean)} and {len(std)}")
+    if not all(value > 0 for value in std):
+        raise ValueError(f"std must be above 0, got {list(std)}")
 
 
 def _histograms(images: Array) -> Array:

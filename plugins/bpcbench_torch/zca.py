@@ -11,7 +11,7 @@ import numpy as np
 
 from bpcbench.api import Context, Preprocessing, option
 from bpcbench.records import Array, Arrays, Data
-from bpcbench_torch.preprocessing import Standardize
+from bpcbench_torch.preprocessing import Standardize, check_constants
 
 _CHUNK = 2048
 """Images per chunk that are converted to floating point."""
@@ -25,21 +25,25 @@ class ZCA(Preprocessing):
     trace(C) / d, C + r I = U diag(s) U^T, and W = U diag(s^-1/2) U^T, whose inverse is U diag(s^1/2) U^T. With fewer
     images than pixels, N < d, the scale of all but the N largest eigenvalues is 1 instead of s^-1/2. Fitted in float64,
     applied in float32. Images of one channel are only standardised, as the protocol requires, unless `grey` is set.
+    `mean` and `std` are those of `standardize`.
     """
 
     name: ClassVar[str] = "zca"
 
     regularisation: float = option(0.1, "constant added to the eigenvalues of the covariance, relative to their mean")
     grey: bool = option(False, "also whiten images of one channel, instead of only standardising them")
+    mean: list[float] = option([], "given means per channel, of pixels in [0, 1]; empty: computed", absent=[])
+    std: list[float] = option([], "given standard deviations per channel; empty: computed", absent=[])
 
     def __post_init__(self) -> None:
         if not 0.0 < self.regularisation < math.inf:
             raise ValueError(f"regularisation must be positive, got {self.regularisation}")
+        check_constants(self.mean, self.std)
 
     def fit(self, data: Data, ctx: Context) -> Arrays:
         """Return `mean` and `std` per channel and, if there is whitening, `centre` (d,), `whiten`, `colour` (d, d)."""
         images = data.train.images
-        moments = Standardize().fit(data, ctx)
+        moments = Standardize(mean=self.mean, std=self.std).fit(data, ctx)
         if images.shape[1] == 1 and not self.grey:
             return moments
         centre, covariance = _covariance(images, moments)

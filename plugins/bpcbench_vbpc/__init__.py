@@ -1,1 +1,1 @@
-"""Variational Bayesian pseudo-coresets (Lee et al., 2025) for bpcbench, with the mathematics as a plain library."""
+"""Variational Bayesian pseudo-coresets (Lee, Lee & Lee, 2025) for bpcbench, with the mathematics as a plain library."""

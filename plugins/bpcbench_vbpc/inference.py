@@ -17,8 +17,9 @@ class VariationalInference(Inference):
     coreset then give the posterior q(W) of the last layer, and one forward pass per test image gives the predictive
     p(y|x) = softmax(m(x) / sqrt(1 + (pi/8) v(x))). The predictive variance v is stored with the probabilities.
 
-    Any coreset is accepted: class labels and probabilities become centred targets, one-hot minus 1/k, times
-    `label_scale`. Options left at none come from the coreset's recipe, else from the paper (rho 1, gamma 100).
+    Any coreset is accepted: class labels and probabilities become centred targets, (one-hot - 1/k) / sqrt(k/10) times
+    `label_scale`, which at 1 are VBPC's initial labels. Options left at none come from the coreset's recipe, else from
+    the paper (rho 1, gamma 100).
     """
 
     name: ClassVar[str] = "vi"

@@ -29,9 +29,12 @@ class VBPC(PoolMethod):
 
     Where the paper is silent or inconsistent, the defaults are: gamma = 100 is the precision of the likelihood; the
     loss averages over the batch (`form: sum` is as printed); features use BatchNorm's running statistics, from the
-    coreset; one augmentation is drawn per call, for pool updates as well (`augment_pool`); pool counters start
-    staggered; the cosine schedule ends at 0. `label_scale` and `label_lr` allow deviations from the paper: its 500,000
-    steps leave time for the labels to grow, a short budget does not.
+    coreset; one augmentation is drawn per call, for pool updates and real batches as well (`augment_pool`,
+    `augment_real`); pool counters start staggered; the cosine schedule ends at 0. `PoolMethod` gives the reasons for
+    those that the suites under paper/ change.
+
+    The defaults of `label_scale` and `label_lr` are the paper's. Other values are for short budgets: 500,000 steps
+    leave time for the labels to grow, a few hundred do not.
     """
 
     name: ClassVar[str] = "vbpc"

@@ -1,4 +1,4 @@
-"""The Gaussian posterior of a last linear layer in closed form: the inner problem of VBPC (Lee et al., 2025, sec. 3).
+"""The Gaussian posterior of a last linear layer in closed form: the inner problem of VBPC (Lee, Lee & Lee, 2025).
 
 Prior w_j ~ N(0, I/rho) for each of k classes, likelihood y ~ N(W^T phi(x), I/gamma), and the coreset VI problem
 

@@ -7,8 +7,9 @@ case runs in a process of its own with one thread. Memory is the peak of the res
 first call, kernel workspaces included; time is the best of up to ten calls, in CPU seconds as machines may be shared.
 The naive cases beyond h = 2048 take minutes: they run with BPCBENCH_SLOW=1. Nothing is asserted about time.
 
-The paper reports 5.5 times less time and half the memory. Its "efficient" 268.9 MB are just one h x h array in float32
-at its h = 8192 (268.4 MB), which nothing needs to hold. One run on a shared 2-core AMD EPYC, torch 2.13:
+The paper reports 5.5 times less time and half the memory. Its "efficient" 268.9 MB are close to the size of one
+h x h array in float32 at h = 8192 (268.4 MB), which does not show that its code holds one. One run on a shared 2-core
+AMD EPYC, torch 2.13:
 
 | h | n^ | CPU s | naive | ratio | extra MB | naive | ratio |
 |---:|---:|---:|---:|---:|---:|---:|---:|

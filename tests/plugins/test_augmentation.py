@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bpcbench_torch.augmentation import OPERATIONS, STRATEGIES, Augmentation
 from bpcbench_torch.distortions import DSA, FRePo, compose, warp
+from bpcbench_torch.strategy import strategy
 
 SINGLE = [*OPERATIONS["frepo"], *(f"dsa:{name}" for name in OPERATIONS["dsa"])]
 EVERY = [
@@ -151,3 +152,18 @@ def test_all_mode_chains_in_order_with_one_interpolation() -> None:
     expected = warp(expected, compose(draws.rotate(), draws.translate()))
     expected = draws.cutout(expected)
     assert torch.equal(Augmentation("noise_rotate_translate_cutout", "all")(images, generator(2)), expected)
+
+
+def test_a_suite_reaches_all_operations_by_a_suffix() -> None:
+    assert strategy("paper", 3) == Augmentation("paper-rgb", "one")
+    assert strategy("paper-all", 3) == Augmentation("paper-rgb", "all")
+    assert strategy("paper-all", 1) == Augmentation("paper-grey", "all")
+    assert strategy("flip_cutout-all", 3) == Augmentation("flip_cutout", "all")
+    quiet = strategy("paper-all-quiet", 3)
+    assert quiet.mode == "all"
+    assert quiet.operations == tuple(name for name in Augmentation("paper-rgb").operations if name != "noise")
+    # Chained, cutout erases something in every call; drawn, in half of them.
+    images = torch.ones(1, 3, 12, 12)
+    erased = [bool((strategy("flip_cutout-all", 3)(images, generator(seed)) == 0).any()) for seed in range(20)]
+    assert all(erased)
+    assert not all(bool((strategy("flip_cutout", 3)(images, generator(seed)) == 0).any()) for seed in range(20))

@@ -18,10 +18,12 @@ from bpcbench_data.digits import Digits
 from bpcbench_distill.inference import RegressionInference
 from bpcbench_distill.method import FRePo
 from bpcbench_distill.temperature import fit_temperature
-from bpcbench_torch.networks import ConvBN
+from bpcbench_torch.distillation import initial_images
+from bpcbench_torch.networks import ConvBN, ConvIN, ConvNN, without_batch_norm
 from bpcbench_torch.pool import Pool
 from bpcbench_torch.preprocessing import Standardize
 from bpcbench_torch.targets import centred_targets
+from bpcbench_torch.zca import ZCA
 from bpcbench_vbpc.inference import VariationalInference
 from bpcbench_vbpc.method import VBPC
 
@@ -53,6 +55,12 @@ class TestVBPCVariants(MethodConformance):
 class TestFRePo(MethodConformance):
     plugin = FRePo(steps=12, network=SMALL, batch=16, pool=3, updates=4, evaluation_steps=5, temperature_share=0.1)
     interruptions = (1, 5, 14)
+
+
+class TestFRePoOnAllData(MethodConformance):
+    plugin = FRePo(
+        steps=4, network=SMALL, batch=16, pool=2, evaluation_steps=5, temperature_share=0.2, temperature_on="seen"
+    )
 
 
 class TestVI(InferenceConformance):
@@ -212,3 +220,103 @@ def test_all_methods_start_from_the_same_images(digits, tmp_path):
     random = transform.apply(data.train.images[per_class(data.labels, 3, 0)])
     np.testing.assert_array_equal(started[0], random)
     np.testing.assert_array_equal(started[1], random)
+
+
+def test_a_pool_of_101_updates_is_that_of_frepos_code():
+    """Its counters start at (100 // 10) * i, and a network whose counter is above 100 is replaced, not trained."""
+    pool = Pool(SMALL, (1, 8, 8), 3, size=10, updates=101, lr=1e-3, seed=0, device="cpu")
+    assert pool.counters == [100 // 10 * index for index in range(10)]
+    trained = []
+    pool.current = 0
+    for _ in range(102):
+        pool.update(lambda model: trained.append(1) or model(torch.ones(2, 1, 8, 8)).square().mean())
+    assert len(trained) == 101
+    assert pool.counters[0] == 0
+
+
+def test_frepo_is_evaluated_without_batch_norm_as_by_its_authors():
+    pool = ConvBN(width=8, growth=1, order="conv-first", depth=2)
+    facts = toy_data().facts
+    assert FRePo(network=pool).native(facts, 1).network == ConvNN(width=8, growth=1, order="conv-first", depth=2)
+    assert FRePo(network=pool, evaluation_norm="same").native(facts, 1).network == pool
+    assert without_batch_norm(ConvIN(width=8)) == ConvIN(width=8)
+
+
+def test_the_norm_of_the_evaluation_is_part_of_the_key_because_the_temperature_depends_on_it(tmp_path):
+    method = FRePo(steps=2, network=SMALL, batch=16, pool=2, evaluation_steps=20, evaluation_lr=0.01)
+    ours, same = (
+        replace(method, evaluation_norm=norm).distil(toy_data(), 1, toy_inputs(), context(tmp_path / norm))
+        for norm in ("none", "same")
+    )
+    np.testing.assert_array_equal(ours.images, same.images)
+    assert ours.recipe.scalars["temperature"] != same.recipe.scalars["temperature"]
+
+
+def test_a_temperature_on_seen_data_leaves_all_data_to_the_distillation(tmp_path):
+    """The coreset is that of a run without any temperature, and tables say where the temperature is from."""
+    method = FRePo(steps=3, network=SMALL, batch=16, pool=2, evaluation_steps=5, temperature_share=0.3)
+    results = {}
+    for name, options in {
+        "seen": {"temperature_on": "seen"},
+        "held-out": {},
+        "none": {"temperature_share": 0.0},
+    }.items():
+        ctx = context(tmp_path / name)
+        results[name] = replace(method, **options).distil(toy_data(), 1, toy_inputs(), ctx)
+    np.testing.assert_array_equal(results["seen"].images, results["none"].images)
+    assert not np.array_equal(results["seen"].images, results["held-out"].images)
+    assert results["seen"].recipe.scalars["temperature"] > 0
+    assert "temperature" not in results["none"].recipe.scalars
+    assert replace(method, temperature_on="seen").notes() == ("temperature fitted on training data it saw",)
+    assert method.notes() == ()
+    with pytest.raises(ValueError, match="temperature_share"):
+        replace(method, temperature_on="seen", temperature_share=0.0)
+
+
+def test_initial_images_vary_with_the_distillation_seed_unless_they_have_their_own():
+    data, inputs = toy_data(), toy_inputs()
+
+    def start(seed, **options):
+        return initial_images(VBPC(network=SMALL, **options), data, 2, inputs, seed)[0]
+
+    assert not np.array_equal(start(0), start(1))
+    np.testing.assert_array_equal(start(0, init_seed=5), start(1, init_seed=5))
+    np.testing.assert_array_equal(start(0, init_seed=5), start(5))
+
+
+def test_uniform_images_are_normalised_and_not_whitened_as_the_paper_writes(digits):
+    data, _, _ = digits
+    plugin = ZCA(grey=True)
+    transform = Transform(plugin, plugin.fit(data, None))
+    images, _ = initial_images(VBPC(network=SMALL, init="uniform-normalised"), data, 10, Inputs(transform), 0)
+    pixels = images * transform.arrays["std"] + transform.arrays["mean"]
+    assert pixels.min() >= -1e-6
+    assert pixels.max() <= 1 + 1e-6
+    # U[0, 1] has mean 1/2 and variance 1/12; neighbouring pixels are independent, which whitening would change.
+    assert pixels.mean() == pytest.approx(0.5, abs=0.01)
+    assert pixels.var() == pytest.approx(1 / 12, rel=0.03)
+    flat = pixels.reshape(len(pixels), -1)
+    assert abs(np.corrcoef(flat[:, :-1].ravel(), flat[:, 1:].ravel())[0, 1]) < 0.05
+    whitened, _ = initial_images(VBPC(network=SMALL, init="uniform"), data, 10, Inputs(transform), 0)
+    assert not np.allclose(images.std(), whitened.std(), rtol=0.1)
+
+
+@pytest.mark.parametrize("augment_real", [True, False])
+def test_real_batches_are_augmented_only_if_asked(augment_real, tmp_path, monkeypatch):
+    """Cutout erases squares; without it a real batch keeps every pixel."""
+    from bpcbench_torch import computation
+
+    seen = []
+    monkeypatch.setattr(
+        computation.Computation,
+        "constant",
+        lambda self, model, images: seen.append(images.clone()) or model.features(images).detach(),
+    )
+    data = toy_data()
+    method = VBPC(steps=3, network=SMALL, batch=4, pool=1, augmentation="cutout", augment_real=augment_real)
+    inputs = toy_inputs()
+    method.distil(data, 1, inputs, context(tmp_path))
+    known = {image.tobytes() for image in inputs.transform.apply(data.train.images)}
+    unchanged = [image.numpy().tobytes() in known for batch in seen for image in batch]
+    assert len(unchanged) == 12
+    assert all(unchanged) is not augment_real

@@ -15,6 +15,7 @@ from bpcbench.records import Arrays, Data, Facts, Split
 from bpcbench_data.cifar import CIFAR10
 from bpcbench_torch import preprocessing
 from bpcbench_torch.preprocessing import Standardize
+from bpcbench_torch.zca import ZCA
 
 IMAGES = npst.arrays(np.uint8, st.tuples(st.integers(1, 6), st.integers(1, 3), st.just(4), st.just(5)))
 
@@ -103,3 +104,20 @@ def test_only_raw_bytes_and_some_images_are_taken() -> None:
         Standardize().apply(np.zeros((1, 1, 2, 2), np.float32), {"mean": np.zeros(1), "std": np.ones(1)})
     with pytest.raises(ValueError, match="at least one"):
         fitted(np.empty((0, 1, 2, 2), np.uint8))
+
+
+def test_given_constants_replace_the_computed_ones() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 4, 4), dtype=np.uint8)
+    plugin = Standardize(mean=[0.4, 0.5, 0.6], std=[0.2, 0.25, 0.3])
+    arrays = fitted(images, plugin)
+    expected = (images / 255 - np.array([0.4, 0.5, 0.6])[:, None, None]) / np.array([0.2, 0.25, 0.3])[:, None, None]
+    np.testing.assert_allclose(plugin.apply(images, arrays), expected, atol=1e-5)
+    with pytest.raises(ValueError, match="3 channels, the images 1"):
+        fitted(images[:, :1], plugin)
+
+
+@pytest.mark.parametrize("wrong", [{"mean": [0.5]}, {"mean": [0.5], "std": [0.0]}, {"mean": [0.5], "std": [0.1, 0.2]}])
+def test_constants_are_given_together_and_are_positive(wrong: dict[str, list[float]]) -> None:
+    for plugin in (Standardize, ZCA):
+        with pytest.raises(ValueError, match="std"):
+            plugin(**wrong)
