@@ -6,7 +6,7 @@ from bpcbench import hookimpl
 from bpcbench.api import Inference, Network, Preprocessing
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
-from bpcbench_torch.preprocessing import Standardize
+from bpcbench_torch.preprocessing import Constants, Standardize
 from bpcbench_torch.samplers import HMCInference, SGHMCInference
 from bpcbench_torch.zca import ZCA
 
@@ -22,7 +22,7 @@ def bpcbench_networks() -> list[type[Network]]:
 @hookimpl
 def bpcbench_preprocessings() -> list[type[Preprocessing]]:
     """Return the preprocessings of this distribution."""
-    return [Standardize, ZCA]
+    return [Standardize, Constants, ZCA]
 
 
 @hookimpl

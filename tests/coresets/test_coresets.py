@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bpcbench.coresets.files import export_coreset, load_coreset, pixels
 from toy_runs import Toy, flip
 
 import bpcbench
-from bpcbench.coresets.files import export_coreset, load_coreset, pixels
 from bpcbench.data.splits import training_data
 from bpcbench.errors import UserError
 from bpcbench.planning.spec import Spec
