@@ -99,7 +99,7 @@ def _mismatches(stored: StoredCoreset, facts: Facts, ipc: int) -> Iterator[str]:
     if stored.ipc is None:
         yield f"the file has {min(stored.counts)} to {max(stored.counts)} images per class, not {ipc} of each"
     elif stored.ipc != ipc:
-        yield f"the file has {stored.ipc} images per class, not {ipc}"
+        yield f"images per class: {stored.ipc} in the file, {ipc} in the suite"
 
 
 def _sides(shape: tuple[int, ...]) -> str:
