@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bpcbench.coresets.export import export_coreset
-from bpcbench.coresets.reading import load_coreset, pixels
 from toy_runs import Toy, flip
 
 import bpcbench
+from bpcbench.coresets.export import export_coreset
+from bpcbench.coresets.reading import load_coreset, pixels
 from bpcbench.data.splits import training_data
 from bpcbench.errors import UserError
 from bpcbench.planning.spec import Spec
