@@ -60,9 +60,8 @@ def predicted(inference: Inference, coreset: Coreset, folder: Path) -> Array:
 
 
 def test_every_inference_is_tested() -> None:
-    installed = {name for name in registry().names("inference")}
-    assert installed - {"rcig"} <= set(INFERENCES) | {name for name in installed if name not in INFERENCES}
-    assert set(INFERENCES) <= installed
+    untested = set(registry().names("inference")) - set(INFERENCES)
+    assert not untested, "an inference uses the weights of a coreset, or refuses them: add it above"
 
 
 @pytest.mark.parametrize("convention", ["class", "centred"])
@@ -81,7 +80,7 @@ def test_equal_weights_change_at_most_the_number_of_rows(name: str, tmp_path: Pa
     coreset = replace(toy_coreset(), weights=np.ones(15, np.float32))
     mine = predicted(INFERENCES[name], coreset, tmp_path / "a")
     plain = predicted(INFERENCES[name], replace(coreset, weights=None), tmp_path / "b")
-    np.testing.assert_allclose(mine, plain, atol=1e-4)
+    np.testing.assert_allclose(mine, plain, atol=1e-3)
 
 
 @pytest.mark.parametrize("batched", [False, True])
