@@ -53,11 +53,12 @@ from bpcbench.records import (
     SplitRef,
     StageEvent,
     Started,
+    StoredCoreset,
     Task,
     Transform,
 )
 from bpcbench.sampling import per_class, stratified_holdout
-from bpcbench.session import Session, load_coreset, results, run
+from bpcbench.session import Session, describe_coreset, evaluate, load_coreset, load_transform, results, run
 
 __version__ = "0.1.0"
 
@@ -107,11 +108,15 @@ __all__ = [
     "SplitRef",
     "StageEvent",
     "Started",
+    "StoredCoreset",
     "Task",
     "Transform",
     "UserError",
+    "describe_coreset",
+    "evaluate",
     "hookimpl",
     "load_coreset",
+    "load_transform",
     "option",
     "per_class",
     "refers",

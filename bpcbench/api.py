@@ -191,6 +191,16 @@ class Preprocessing(Plugin, abc.ABC):
     def invert(self, images: Array, arrays: Arrays) -> Array:
         """Map float32 network space back to pixels in [0, 1], not clipped."""
 
+    def apply_float(self, pixels: Array, arrays: Arrays) -> Array:
+        """Map float NCHW pixels, 0 black and 1 white but not clipped, to float32 network space; inverse of `invert`.
+
+        Coresets that were not made here need it. It is optional: the default raises ValueError.
+        """
+        raise ValueError(
+            f"the preprocessing {self.name} maps uint8 images only (it has no apply_float), so images from elsewhere "
+            "cannot be brought into its space"
+        )
+
 
 class Method(Plugin, abc.ABC):
     """Distils training data into a coreset."""

@@ -139,10 +139,7 @@ def parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="versions, device, threads, locks, plugins, data sets, MLflow")
     doctor.set_defaults(run="upkeep:doctor")
 
-    export = commands.add_parser("export", help="copy a coreset, with all it needs, out of the store")
-    export.add_argument("address", help="its address, or the start of its key")
-    export.add_argument("target", help="a folder that does not exist yet")
-    export.set_defaults(run="upkeep:export")
+    export = _coreset_commands(commands)
 
     _store_commands(commands.add_parser("store", help="list, prune, merge or verify what the store keeps"))
 
@@ -150,6 +147,55 @@ def parser() -> argparse.ArgumentParser:
         _out(command)
     _data(doctor)
     return top
+
+
+def _coreset_commands(
+    commands: argparse._SubParsersAction,  # type: ignore[type-arg]
+) -> argparse.ArgumentParser:
+    """Add `import` and `export`; return the latter."""
+    text = "make a coreset of files that others distilled, for the method `file`"
+    bring = commands.add_parser("import", help=text, description=text)
+    bring.add_argument(
+        "files", nargs="+", metavar="FILE", help="npz, npy, safetensors, pt, flax checkpoint, or a folder"
+    )
+    bring.add_argument(
+        "--as", dest="name", required=True, metavar="NAME", help="its name; it lies in STORE/imported/NAME"
+    )
+    bring.add_argument(
+        "--to", metavar="FOLDER", help="a folder that does not exist yet, instead of STORE/imported/NAME"
+    )
+    bring.add_argument("--layout", metavar="CODE", help="whose code saved it: rcig, frepo, rfad, kip, dc, datm")
+    bring.add_argument("--data-set", metavar="NAME", help="what it was distilled from: fits, checks and probes it")
+    bring.add_argument("--data-range", choices=("0-1", "0-255", "normalised"), help="what the values are")
+    bring.add_argument("--mean", type=_numbers, metavar="A,B,C", default=(), help="of each channel, for `normalised`")
+    bring.add_argument("--std", type=_numbers, metavar="A,B,C", default=(), help="of each channel, for `normalised`")
+    bring.add_argument(
+        "--preprocessing", metavar="YAML", help="in whose space it is, e.g. '{plugin: zca, centred: false}'"
+    )
+    bring.add_argument("--order", choices=("nchw", "nhwc"), help="the axes of the images")
+    bring.add_argument("--labels-as", choices=("class", "probabilities", "centred", "logits"), help="what labels are")
+    for name, what in (
+        ("images", "images"),
+        ("labels", "labels"),
+        ("weights", "weights of rows"),
+        ("class-ids", "classes"),
+    ):
+        bring.add_argument(f"--{name}", metavar="ARRAY", help=f"the array with the {what}")
+    bring.add_argument("--classes", type=_positive, metavar="N", help="number of classes")
+    bring.add_argument(
+        "--mirror", action=argparse.BooleanOptionalAction, default=None, help="append mirrored copies when it is used"
+    )
+    bring.set_defaults(run="coresets:bring")
+    _out(bring)
+    _data(bring)
+    export = commands.add_parser("export", help="copy a coreset, with all it needs, out of the store")
+    export.add_argument(
+        "address", help="its address, the start of its key, or the folder of an exported or imported one"
+    )
+    export.add_argument("target", help="a folder that does not exist yet")
+    export.add_argument("--format", choices=("safetensors", "npz", "png"), default="safetensors")
+    export.set_defaults(run="coresets:export")
+    return export
 
 
 def _store_commands(store: argparse.ArgumentParser) -> None:
@@ -210,6 +256,13 @@ def _steps(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers of steps such as 0,100,1000, got {text!r}") from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0.49,0.48,0.45, got {text!r}") from None
 
 
 def _days(text: str) -> float:

@@ -159,6 +159,27 @@ class Transform:
         """Return float32 images in pixel space; 0 is black and 1 white, values outside are not clipped."""
         return self.plugin.invert(images, self.arrays)
 
+    def apply_float(self, pixels: Array) -> Array:
+        """Return float32 images in network space, from float pixels; the inverse of `invert`."""
+        return self.plugin.apply_float(pixels, self.arrays)
+
+    def convert(self, images: Array, source: Transform) -> Array:
+        """Return images of the space of `source` in this space; unchanged if both are the same, else via pixels."""
+        return images if self.same_space(source) else self.apply_float(source.invert(images))
+
+    def same_space(self, other: Transform) -> bool:
+        """Tell whether two preprocessings are the same plugin, fitted to the same arrays up to rounding."""
+        return (
+            type(self.plugin) is type(other.plugin)
+            and self.plugin == other.plugin
+            and self.arrays.keys() == other.arrays.keys()
+            and all(
+                self.arrays[name].shape == other.arrays[name].shape
+                and np.allclose(self.arrays[name], other.arrays[name], rtol=1e-4, atol=1e-5)
+                for name in self.arrays
+            )
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
@@ -294,6 +315,40 @@ class Coreset:
             weights=arrays.get("weights"),
             recipe=replace(recipe or Recipe(), scalars=dict(description["scalars"])),
         )
+
+
+@dataclass(frozen=True)
+class StoredCoreset:
+    """What is known of a coreset in a folder without reading its images.
+
+    `digest` is of everything that determines results: arrays, conventions and recipe. `counts` are the rows of each
+    class. `mirrored` says that horizontally mirrored copies of all rows are to be appended when it is used.
+    """
+
+    path: Path
+    digest: str
+    shape: tuple[int, int, int]
+    classes: int
+    counts: tuple[int, ...]
+    convention: Convention
+    weighted: bool = False
+    mirrored: bool = False
+
+    @property
+    def ipc(self) -> int | None:
+        """The images per class, None if they differ from class to class."""
+        return self.counts[0] if len(set(self.counts)) == 1 else None
+
+
+def mirrored(coreset: Coreset) -> Coreset:
+    """Return the rows of a coreset followed by their horizontally mirrored copies, with the same targets."""
+    return replace(
+        coreset,
+        images=np.concatenate([coreset.images, coreset.images[..., ::-1]]),
+        targets=np.concatenate([coreset.targets] * 2),
+        class_ids=np.concatenate([coreset.class_ids] * 2),
+        weights=None if coreset.weights is None else np.concatenate([coreset.weights] * 2),
+    )
 
 
 def union(coresets: Sequence[Coreset]) -> Coreset:

@@ -4,13 +4,13 @@
     session.run()
     print(session.report())
 
-`run`, `results` and `load_coreset` are shortcuts. Planning and running need plugins and data; `rows`, `frame` and
-`report` are views of the store and need neither.
+`run`, `results` and `load_coreset` are shortcuts, and `evaluate` scores a coreset without a suite. Planning and running
+need plugins and data; `rows`, `frame` and `report` are views of the store and need neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from bpcbench.planning.cells import Snapshots
     from bpcbench.planning.plan import Plan
-    from bpcbench.records import Coreset
+    from bpcbench.records import Coreset, StoredCoreset, Transform
     from bpcbench.registry.discovery import Registry
     from bpcbench.reporting import Format, Row
     from bpcbench.reporting.tuned import Tuned
@@ -277,9 +277,61 @@ def results(suite: str, overrides: Sequence[str] = (), *, out: str | Path = DEFA
 
 def load_coreset(path: str | Path) -> Coreset:
     """Return the coreset in a folder: an exported one, or a member of a store. Every checksum is verified."""
-    from bpcbench.coresets.files import load_coreset as load
+    from bpcbench.coresets.reading import load_coreset as load
 
     return load(path)
+
+
+def load_transform(path: str | Path) -> Transform:
+    """Return the fitted preprocessing in whose space the images of the coreset in a folder are."""
+    from bpcbench.coresets.reading import load_transform as load
+
+    return load(path)
+
+
+def describe_coreset(path: str | Path) -> StoredCoreset:
+    """Return what is known of the coreset in a folder without reading its images: digest, shape, classes, counts."""
+    from bpcbench.coresets.reading import describe_coreset as describe
+
+    return describe(path)
+
+
+def evaluate(
+    coreset: Coreset | str | Path,
+    data: str | Mapping[str, Any],
+    inference: str | Mapping[str, Any] = "network",
+    network: str | Mapping[str, Any] = "conv-bn",
+    *,
+    preprocessing: str | Mapping[str, Any] | None = None,
+    pixels: bool = False,
+    split: str = "test",
+    examples: int | None = None,
+    seed: int = 0,
+    data_root: str | None = None,
+    device: str | None = None,
+) -> dict[str, float]:
+    """Return the metrics that a coreset reaches under an inference, without a suite; nothing is stored.
+
+    A coreset is given as a record or as the folder of an exported or imported one. Plugins are given as in a suite: by
+    name, or as a mapping with `plugin` and options. Images of a record are in the space of `preprocessing` (default:
+    the one a suite has), or with `pixels` from 0, black, to 1, white; those of a folder are brought into that space,
+    which by default is their own. `examples` scores a fixed part of the split.
+    """
+    from bpcbench.running.evaluation import evaluate as run
+
+    return run(
+        coreset,
+        data,
+        inference,
+        network,
+        preprocessing=preprocessing,
+        pixels=pixels,
+        split=split,
+        examples=examples,
+        seed=seed,
+        root=data_root,
+        device=device,
+    )
 
 
 def _registry() -> Registry:

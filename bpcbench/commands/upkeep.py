@@ -1,4 +1,4 @@
-"""Commands about what surrounds a store: doctor, export."""
+"""The command `doctor`: what surrounds a store, and whether it works."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import argparse
 import shutil
 from pathlib import Path
 
-from bpcbench.commands.store import existing
 from bpcbench.data.root import data_root
-from bpcbench.errors import BpcbenchError, UserError
+from bpcbench.errors import BpcbenchError
 from bpcbench.registry.discovery import registry
 from bpcbench.running.device import resolve_device, usable_cpus
 from bpcbench.store import folder, provenance
-from bpcbench.store.address import Address
-from bpcbench.store.invocations import invocations
 from bpcbench.store.locks import Busy
-from bpcbench.store.manifest import PluginRecord
 from bpcbench.store.store import Store
 from bpcbench.text import spell_bytes
 
@@ -85,32 +81,3 @@ def _examine(root: Path) -> tuple[bool, list[str]]:
     made = named_server() is not None or database(store.root).exists()
     lines.append(f"MLflow: {uri}" + ("" if made else " (not made yet)"))
     return False, lines
-
-
-def export(arguments: argparse.Namespace) -> int:
-    """Copy a coreset out of the store."""
-    from bpcbench.coresets.files import export_coreset
-
-    store = existing(arguments.out)
-    found = [a for a in store.addresses() if a.kind == "coreset" and _matches(a, arguments.address)]
-    if len(found) != 1:
-        raise UserError(
-            f"{len(found)} coresets match {arguments.address!r}; `bpcbench store list --kind coreset` lists all"
-        )
-    export_coreset(store, found[0], Path(arguments.target), _native(store, found[0]))
-    print(f"{found[0]} -> {arguments.target}")
-    return 0
-
-
-def _native(store: Store, address: Address) -> tuple[PluginRecord, PluginRecord] | None:
-    """Return the native inference and network of a coreset's method, from a manifest that has the coreset."""
-    for one in invocations(store):
-        for cell in one.manifest.cells:
-            if any((address.kind, address.key) == (other.kind, other.key) for other in cell.coresets):
-                return cell.group.own
-    return None
-
-
-def _matches(address: Address, text: str) -> bool:
-    key, _, member = text.removeprefix("coreset:").partition("@")
-    return bool(key) and address.key.startswith(key) and address.member == (member or "final")

@@ -1,1 +1,1 @@
-"""Coresets outside a run."""
+"""Coresets outside a run: read, previewed, exported, and imported from files of others."""

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing, Prerequisite
-from bpcbench.coresets.files import preview, read_coreset
+from bpcbench.coresets.preview import preview
+from bpcbench.coresets.reading import read_coreset
 from bpcbench.data.splits import evaluated_split, training_data
 from bpcbench.errors import BpcbenchError, PluginError, Stopped, unknown
 from bpcbench.figures import figure_to_json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bpcbench import hookimpl
 from bpcbench.api import Method
+from bpcbench_baselines.file import File
 from bpcbench_baselines.herding import Herding
 from bpcbench_baselines.kmeans import KMeans
 from bpcbench_baselines.random_choice import RandomChoice
@@ -15,4 +16,4 @@ BPCBENCH_API = 1
 @hookimpl
 def bpcbench_methods() -> list[type[Method]]:
     """Return the baselines."""
-    return [RandomChoice, Herding, KMeans, Whole]
+    return [RandomChoice, Herding, KMeans, Whole, File]

@@ -41,10 +41,11 @@ class Moments:
     cross: Floats
 
     @classmethod
-    def of(cls, images: Array, targets: Array) -> Moments:
-        """Return the moments of images (n, c, h, w) in network space and real targets (n, k)."""
+    def of(cls, images: Array, targets: Array, weights: Array | None = None) -> Moments:
+        """Return the moments of images (n, c, h, w) in network space and real targets (n, k); rows may have weights."""
         inputs = np.hstack([images.reshape(len(images), -1), np.ones((len(images), 1))]).astype(np.float64)
-        return cls(inputs.T @ inputs, inputs.T @ targets.astype(np.float64))
+        counted = inputs if weights is None else inputs * weights[:, None]
+        return cls(inputs.T @ counted, counted.T @ targets.astype(np.float64))
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(self.gram + other.gram, self.cross + other.cross)
@@ -121,7 +122,9 @@ class LinearPosterior(Evaluator):
 
     rho: float = option(1.0, "prior precision")
     gamma: float = option(1.0, "likelihood precision")
-    reweigh: bool = option(False, "let every row of the coreset count (training images / coreset images) times")
+    reweigh: bool = option(
+        False, "let every row of the coreset count (training images / total weight of the rows) times"
+    )
     label_scale: float = option(1.0, "what `centred` targets are divided by: the scale of a method's own labels")
 
     def __post_init__(self) -> None:
@@ -140,9 +143,10 @@ class LinearPosterior(Evaluator):
             raise ValueError("linear-posterior looks at the coreset, and none is given")
         (kept,) = inputs["moments"].members.values()
         scale = self.label_scale if coreset.convention == "centred" else 1.0
-        mine = Moments.of(coreset.images, centred_targets(coreset) / scale)
+        rows = float(len(coreset)) if coreset.weights is None else float(coreset.weights.sum(dtype=np.float64))
+        mine = Moments.of(coreset.images, centred_targets(coreset) / scale, coreset.weights)
         if self.reweigh:
-            mine = mine.times(float(kept["rows"]) / len(coreset))
+            mine = mine.times(float(kept["rows"]) / rows)
         small = Gaussian.posterior(mine, self.rho, self.gamma)
         full = Gaussian.posterior(Moments(kept["gram"], kept["cross"]), self.rho, self.gamma)
         return Scores({"linear_rkl": small.kl(full), "linear_fkl": full.kl(small)})

@@ -7,7 +7,7 @@ from bpcbench.api import Inference, Network, Preprocessing
 from bpcbench_torch.alexnet import AlexNet
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
-from bpcbench_torch.preprocessing import Standardize
+from bpcbench_torch.preprocessing import Constants, Standardize
 from bpcbench_torch.resnet import ResNet18
 from bpcbench_torch.samplers import HMCInference, SGHMCInference
 from bpcbench_torch.vgg import VGG11
@@ -25,7 +25,7 @@ def bpcbench_networks() -> list[type[Network]]:
 @hookimpl
 def bpcbench_preprocessings() -> list[type[Preprocessing]]:
     """Return the preprocessings of this distribution."""
-    return [Standardize, ZCA]
+    return [Standardize, Constants, ZCA]
 
 
 @hookimpl

@@ -17,7 +17,8 @@ from bpcbench_torch.training import loss_for
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Maps parameters (chains, size) to energies (chains,) and their gradients (chains, size)."""
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]
+"""Images, targets and, if rows have weights, their relative weights."""
 PriorKind = Literal["l2", "norm", "gaussian"]
 
 _STRENGTH = 1.5 / (0.1 * math.sqrt(320010))
@@ -47,7 +48,7 @@ class Prior:
             weight = {"l2": _STRENGTH, "norm": _STRENGTH * 0.1 * math.sqrt(size), "gaussian": 1.0}[kind]
         return cls(kind, weight)
 
-    def __call__(self, theta: Tensor, rows: int) -> Tensor:
+    def __call__(self, theta: Tensor, rows: float) -> Tensor:
         """Return the energy at theta (..., size)."""
         if self.kind == "norm":
             return rows * self.weight * torch.linalg.vector_norm(theta, dim=-1)
@@ -57,6 +58,7 @@ class Prior:
 class CoresetPotential:
     """E(theta) = n * mean loss of f(x; theta) over the coreset + prior; the loss follows the coreset's convention.
 
+    With `weights`, relative to their mean, each loss counts times its weight, and n is the `total` of the weights.
     A `Potential`. BatchNorm uses the statistics of the current rows. `choose` has one function per chain that returns
     its rows at each call; None uses all rows unchanged. With `batched` all chains go through the network together,
     otherwise one at a time; the results are equal up to rounding.
@@ -72,19 +74,22 @@ class CoresetPotential:
         *,
         choose: Sequence[Callable[[], Batch]] | None = None,
         batched: bool = False,
+        weights: Tensor | None = None,
+        total: float | None = None,
     ) -> None:
         self.network, self.convention, self.prior = network, convention, prior
-        self.images, self.targets, self.choose, self.batched = images, targets, choose, batched
-        self.rows = len(images)
+        self.batch: Batch = (images, targets) if weights is None else (images, targets, weights)
+        self.choose, self.batched = choose, batched
+        self.rows = len(images) if total is None else total
 
-    def energy(self, theta: Tensor, images: Tensor, targets: Tensor) -> Tensor:
+    def energy(self, theta: Tensor, images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the energy of one chain's parameters (size,), estimated from these rows."""
         outputs = self.network(theta, images, statistics="batch")
-        return self.rows * loss_for(self.convention, outputs, targets) + self.prior(theta, self.rows)
+        return self.rows * loss_for(self.convention, outputs, targets, weights) + self.prior(theta, self.rows)
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return energies (chains,) and gradients (chains, size)."""
-        batches = [choose() for choose in self.choose] if self.choose else [(self.images, self.targets)] * len(theta)
+        batches = [choose() for choose in self.choose] if self.choose else [self.batch] * len(theta)
         if self.batched:
             return self._together(theta, batches)
         pairs = [self._alone(one, *batch) for one, batch in zip(theta, batches, strict=True)]
@@ -94,17 +99,18 @@ class CoresetPotential:
         """Return the mean loss (chains,) given parameters (chains, size) and their energies (chains,)."""
         return (energy - self.prior(theta, self.rows)) / self.rows
 
-    def _alone(self, theta: Tensor, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _alone(self, theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         theta = theta.detach().requires_grad_()
-        energy = self.energy(theta, images, targets)
+        energy = self.energy(theta, *batch)
         (gradient,) = torch.autograd.grad(energy, theta)
         return energy.detach(), gradient
 
     def _together(self, theta: Tensor, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         both = torch.func.grad_and_value(self.energy)
         if self.choose is None:
-            gradients, energies = torch.func.vmap(both, in_dims=(0, None, None))(theta, *batches[0])
+            shared = (None,) * len(batches[0])
+            gradients, energies = torch.func.vmap(both, in_dims=(0, *shared))(theta, *batches[0])
         else:
-            images, targets = (torch.stack(parts) for parts in zip(*batches, strict=True))
-            gradients, energies = torch.func.vmap(both)(theta, images, targets)
+            stacked = (torch.stack(parts) for parts in zip(*batches, strict=True))
+            gradients, energies = torch.func.vmap(both)(theta, *stacked)
         return energies, gradients

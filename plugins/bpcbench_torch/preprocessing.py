@@ -1,4 +1,4 @@
-"""Per-channel standardisation, in NumPy only."""
+"""Per-channel standardisation, fitted or with given constants, in NumPy only."""
 
 from __future__ import annotations
 
@@ -68,6 +68,54 @@ class Standardize(Preprocessing):
         shape = (1, -1, 1, 1)
         scaled = images * arrays["std"].astype(np.float32).reshape(shape)
         return scaled + arrays["mean"].astype(np.float32).reshape(shape)
+
+    def apply_float(self, pixels: Array, arrays: Arrays) -> Array:
+        """Return (x - mean) / std, computed in float64 and rounded once to float32."""
+        shape = (1, -1, 1, 1)
+        return ((pixels - arrays["mean"].reshape(shape)) / arrays["std"].reshape(shape)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Constants(Preprocessing):
+    """(x / 255 - mean_c) / std_c with given numbers, one per channel or one for all; nothing is fitted.
+
+    With the defaults the networks see pixels from 0 to 1. Images that were distilled elsewhere are often standardised
+    with rounded constants such as 0.4914, 0.4822, 0.4465 and 0.2023, 0.1994, 0.2010 for CIFAR-10.
+    """
+
+    name: ClassVar[str] = "constants"
+
+    mean: list[float] = option([0.0], "mean of each channel, of pixels from 0 to 1")
+    std: list[float] = option([1.0], "standard deviation of each channel, of pixels from 0 to 1")
+
+    def __post_init__(self) -> None:
+        if not self.mean or not self.std or not all(map(math.isfinite, (*self.mean, *self.std))):
+            raise ValueError(f"mean and std must be finite numbers, got {self.mean} and {self.std}")
+        if min(self.std) <= 0:
+            raise ValueError(f"std must be positive, got {self.std}")
+
+    def fit(self, data: Data, ctx: Context) -> Arrays:
+        """Return `mean` and `std` per channel, float64."""
+        channels = data.facts.shape[0]
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, channels):
+                raise ValueError(f"constants: {len(values)} numbers for `{name}` of images of {channels} channels")
+        return {
+            "mean": np.broadcast_to(np.asarray(self.mean, np.float64), channels).copy(),
+            "std": np.broadcast_to(np.asarray(self.std, np.float64), channels).copy(),
+        }
+
+    def apply(self, images: Array, arrays: Arrays) -> Array:
+        """Return standardised images, computed in float64 and rounded once to float32."""
+        return Standardize().apply(images, arrays)
+
+    def invert(self, images: Array, arrays: Arrays) -> Array:
+        """Return std * x + mean."""
+        return Standardize().invert(images, arrays)
+
+    def apply_float(self, pixels: Array, arrays: Arrays) -> Array:
+        """Return (x - mean) / std."""
+        return Standardize().apply_float(pixels, arrays)
 
 
 def check_constants(mean: Sequence[float], std: Sequence[float]) -> None:

@@ -11,6 +11,7 @@ from bpcbench.api import Context, Network
 from bpcbench.records import Coreset
 from bpcbench_torch.strategy import strategy
 from bpcbench_torch.targets import centred_targets
+from bpcbench_torch.training import loss_for, relative_weights
 
 
 def tensors(coreset: Coreset, label_scale: float, device: str) -> tuple[Tensor, Tensor]:
@@ -32,10 +33,12 @@ def regress(
 ) -> nn.Module:
     """Return a new network after `steps` Adam steps on 0.5 * mean ||f(x) - y||^2, in evaluation mode.
 
-    Every step uses `rows` random images if the coreset has more. `rate` maps a step to its learning rate.
+    The mean is weighted if the coreset has weights. Every step uses `rows` random images if the coreset has more.
+    `rate` maps a step to its learning rate.
     """
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
     images, targets = tensors(coreset, label_scale, ctx.device)
+    weights = relative_weights(coreset, ctx.device)
     optimizer = torch.optim.Adam(model.parameters(), rate(0))
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed)
     chooser = torch.Generator().manual_seed(ctx.seed)
@@ -43,12 +46,12 @@ def regress(
     model.train()
     state = {"model": model, "optimizer": optimizer, "generator": generator, "chooser": chooser}
     for step in ctx.steps(steps, state=state, what="network"):
-        x, y = images, targets
+        x, y, w = images, targets, weights
         if len(x) > rows:
             chosen = torch.randperm(len(x), generator=generator, device=x.device)[:rows]
-            x, y = x[chosen], y[chosen]
+            x, y, w = x[chosen], y[chosen], None if w is None else w[chosen]
         optimizer.param_groups[0]["lr"] = rate(step)
-        loss = 0.5 * (model(augment(x, generator, chooser=chooser)) - y).square().sum(1).mean()
+        loss = loss_for("centred", model(augment(x, generator, chooser=chooser)), y, w)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

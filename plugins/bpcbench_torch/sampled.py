@@ -18,6 +18,7 @@ from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.potential import Batch, CoresetPotential, Prior
 from bpcbench_torch.samplers import Sampler
 from bpcbench_torch.strategy import strategy
+from bpcbench_torch.training import relative_weights
 
 _CHUNK = 250
 """Images per forward pass."""
@@ -87,11 +88,21 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
     if inference.start == "normal":
         theta = torch.stack([0.1 * torch.randn(flats[0].size, generator=g, device=ctx.device) for g in noise])
     prior = Prior.of(inference.prior, inference.weight_decay, flats[0].size)
-    choosers = [_Chooser(images, targets, inference, seed) for seed in seeds] if inference.stochastic(coreset) else None
+    weights = relative_weights(coreset, ctx.device)
+    batch = (images, targets) if weights is None else (images, targets, weights)
+    choosers = [_Chooser(batch, inference, seed) for seed in seeds] if inference.stochastic(coreset) else None
     potential = CoresetPotential(
-        flats[0], images, targets, coreset.convention, prior, choose=choosers, batched=inference.batched
+        flats[0],
+        images,
+        targets,
+        coreset.convention,
+        prior,
+        choose=choosers,
+        batched=inference.batched,
+        weights=weights,
+        total=None if coreset.weights is None else float(coreset.weights.sum(dtype=np.float64)),
     )
-    kernel = inference.kernel(potential, theta, noise, len(images))
+    kernel = inference.kernel(potential, theta, noise, potential.rows)
     samples = Samples(ctx.scratch if inference.samples_in == "disk" else None)
     schedule = Schedule(inference.burn, inference.samples, inference.thin)
 
@@ -166,19 +177,20 @@ class _Chooser:
     It has its own generators, so that its draws do not change the noise of the chain.
     """
 
-    def __init__(self, images: Tensor, targets: Tensor, inference: Sampler, seed: int) -> None:
-        self.images, self.targets = images, targets
+    def __init__(self, batch: Batch, inference: Sampler, seed: int) -> None:
+        self.batch = batch
+        images = batch[0]
         self.size = inference.rows(len(images))
         self.augment = strategy(inference.augmentation_used(), images.shape[1])
         self.rows = torch.Generator().manual_seed(seed ^ 0x5DEECE66D)
         self.pixels = torch.Generator(images.device).manual_seed(seed ^ 0x2545F4914F6CDD1D)
 
     def __call__(self) -> Batch:
-        images, targets = self.images, self.targets
+        images, *others = self.batch
         if self.size < len(images):
             rows = torch.randperm(len(images), generator=self.rows)[: self.size].to(images.device)
-            images, targets = images[rows], targets[rows]
-        return self.augment(images, self.pixels, chooser=self.rows), targets
+            images, *others = (part[rows] for part in self.batch)
+        return self.augment(images, self.pixels, chooser=self.rows), *others
 
 
 def _statistics(network: FlatNetwork, theta: Tensor, images: Tensor, seed: int) -> dict[str, Tensor]:

@@ -32,6 +32,8 @@ class Sampler(Inference):
     their root mean square s and the network's outputs are multiplied by it: f = s g and 0.5 ||g - y/s||^2, a variance
     of s^2. Step sizes that suit class labels then also suit large targets, whose energy is otherwise too steep.
 
+    In a coreset with weights every row counts by its weight, and the number of rows n is the total of the weights.
+
     While sampling, BatchNorm uses the statistics of the current rows. Predictions use statistics of the coreset,
     recomputed for every sample.
 
@@ -81,7 +83,10 @@ class Sampler(Inference):
         """Return the factor that multiplies the network's outputs and divides the targets."""
         if not self.standardise or coreset.convention != "centred":
             return 1.0
-        return float(np.sqrt(np.mean(np.square(coreset.targets, dtype=np.float64)))) or 1.0
+        squares = np.square(coreset.targets, dtype=np.float64)
+        if coreset.weights is not None:
+            squares = np.average(squares, axis=0, weights=coreset.weights)
+        return float(np.sqrt(np.mean(squares))) or 1.0
 
     def seeds(self, seed: int) -> list[int]:
         """Return a seed per chain: those of an ensemble, so that chains start from its members' initial weights."""
@@ -101,9 +106,9 @@ class Sampler(Inference):
 
     @abc.abstractmethod
     def kernel(
-        self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: int
+        self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: float
     ) -> Kernel:
-        """Return the sampler of chains that start at theta, for a coreset of `rows` rows."""
+        """Return the sampler of chains that start at theta, for a coreset of `rows` rows, or of that total weight."""
 
     def accepts(self, offer: Offer) -> str | None:
         """Return a reason to refuse networks of another framework."""
@@ -158,7 +163,7 @@ class SGHMCInference(Sampler):
         return self.augmentation
 
     def kernel(
-        self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: int
+        self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: float
     ) -> Kernel:
         from bpcbench_torch.sghmc import SGHMC
 
@@ -192,7 +197,7 @@ class HMCInference(Sampler):
             raise ValueError(f"acceptance must be at least 0 and below 1, got {self.acceptance}")
 
     def kernel(
-        self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: int
+        self, potential: Potential, theta: torch.Tensor, generators: Sequence[torch.Generator], rows: float
     ) -> Kernel:
         from bpcbench_torch.hmc import HMC
 

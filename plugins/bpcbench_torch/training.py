@@ -31,12 +31,26 @@ class Schedule:
         return self.lr * (0.5 + 0.5 * math.cos(math.pi * step / self.steps)) if self.cosine else self.lr
 
 
-def loss_for(convention: Convention, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss for a coreset's convention, averaged over rows.
+def relative_weights(coreset: Coreset, device: str | torch.device) -> Tensor | None:
+    """Return the weights of a coreset's rows divided by their mean, None if all rows count the same."""
+    if coreset.weights is None:
+        return None
+    weights = torch.tensor(coreset.weights, dtype=torch.float64)
+    if not bool(weights.isfinite().all()) or float(weights.min()) < 0 or float(weights.sum()) <= 0:
+        raise ValueError("the weights of a coreset must be finite and not negative, and not all 0")
+    return (weights / weights.mean()).to(device, torch.float32)
+
+
+def loss_for(convention: Convention, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the loss for a coreset's convention, averaged over rows, each times its relative weight if there are any.
 
     `class`: -log softmax(f)_y. `probabilities`: -sum_j y_j log softmax(f)_j. `centred`: 0.5 * ||f - y||^2; the outputs
     then estimate one-hot minus 1/k, so their softmax ranks the classes but is far too flat as a probability.
     """
+    if weights is not None:
+        if convention == "centred":
+            return 0.5 * (weights * (outputs - targets).square().sum(1)).mean()
+        return (weights * F.cross_entropy(outputs, targets, reduction="none")).mean()
     if convention == "centred":
         return 0.5 * (outputs - targets).square().sum(1).mean()
     return F.cross_entropy(outputs, targets)
@@ -45,13 +59,15 @@ def loss_for(convention: Convention, outputs: Tensor, targets: Tensor) -> Tensor
 def train(model: nn.Module, coreset: Coreset, schedule: Schedule, ctx: Context, *, seed: int, what: str = "") -> None:
     """Train `model`, which is on `ctx.device`, in place, and leave it in evaluation mode.
 
-    Precision `bf16` runs forward passes under autocast; parameters stay float32.
+    Precision `bf16` runs forward passes under autocast; parameters stay float32. Rows count by their weights in the
+    loss; the statistics of BatchNorm are those of all rows alike.
     """
     if ctx.precision not in _AUTOCAST:
         raise ValueError(f"torch inferences compute in {' or '.join(_AUTOCAST)}, not in {ctx.precision!r}")
     images = torch.tensor(coreset.images, device=ctx.device)
     targets = torch.tensor(coreset.targets, device=ctx.device)
     targets = targets.long() if coreset.convention == "class" else targets.float()
+    weights = relative_weights(coreset, ctx.device)
     generator = torch.Generator().manual_seed(seed)
     order = torch.arange(len(images))
     batches = max(1, len(images) // schedule.batch_size)
@@ -59,18 +75,18 @@ def train(model: nn.Module, coreset: Coreset, schedule: Schedule, ctx: Context, 
     state = {"model": model, "optimizer": optimizer, "generator": generator, "order": order}
     model.train()
     for step in ctx.steps(schedule.steps, state=state, what=what):
-        x, y = images, targets
+        x, y, w = images, targets, weights
         if len(images) > schedule.batch_size:
             if step % batches == 0:
                 order.copy_(torch.randperm(len(order), generator=generator))
             start = step % batches * schedule.batch_size
             rows = order[start : start + schedule.batch_size].to(ctx.device)
-            x, y = images[rows], targets[rows]
+            x, y, w = images[rows], targets[rows], None if weights is None else weights[rows]
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step)
         with torch.autocast(images.device.type, _AUTOCAST[ctx.precision], enabled=ctx.precision != "float32"):
             outputs = model(x)
-        loss = loss_for(coreset.convention, outputs.float(), y)
+        loss = loss_for(coreset.convention, outputs.float(), y, w)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -26,6 +26,9 @@ class ZCA(Preprocessing):
     images than pixels, N < d, the scale of all but the N largest eigenvalues is 1 instead of s^-1/2. Fitted in float64,
     applied in float32. Images of one channel are only standardised, as the protocol requires, unless `grey` is set.
     `mean` and `std` are those of `standardize`.
+
+    The other options are for images that were distilled elsewhere: `centred: false` is the recipe of KIP and RFAD,
+    `absolute: true` with `spread: images` that of code which whitens CIFAR-10 with kornia (MTT, DATM).
     """
 
     name: ClassVar[str] = "zca"
@@ -34,6 +37,11 @@ class ZCA(Preprocessing):
     grey: bool = option(False, "also whiten images of one channel, instead of only standardising them")
     mean: list[float] = option([], "given means per channel, of pixels in [0, 1]; empty: computed", absent=[])
     std: list[float] = option([], "given standard deviations per channel; empty: computed", absent=[])
+    centred: bool = option(True, "subtract the mean image; false: mu is 0, also in C", absent=True)
+    absolute: bool = option(False, "add the regularisation itself, not relative to the mean eigenvalue", absent=False)
+    spread: Literal["pixels", "images"] = option(
+        "pixels", "standard deviation of the channels, as in standardize", absent="pixels"
+    )
 
     def __post_init__(self) -> None:
         if not 0.0 < self.regularisation < math.inf:
@@ -43,12 +51,12 @@ class ZCA(Preprocessing):
     def fit(self, data: Data, ctx: Context) -> Arrays:
         """Return `mean` and `std` per channel and, if there is whitening, `centre` (d,), `whiten`, `colour` (d, d)."""
         images = data.train.images
-        moments = Standardize(mean=self.mean, std=self.std).fit(data, ctx)
+        moments = Standardize(self.spread, mean=self.mean, std=self.std).fit(data, ctx)
         if images.shape[1] == 1 and not self.grey:
             return moments
-        centre, covariance = _covariance(images, moments)
+        centre, covariance = _covariance(images, moments, centred=self.centred)
         values, vectors = np.linalg.eigh(covariance)
-        ridge = self.regularisation * covariance.trace() / len(centre)
+        ridge = self.regularisation * (1.0 if self.absolute else covariance.trace() / len(centre))
         # Rounding can make small eigenvalues negative. Without any variance there is nothing to whiten: scale 1.
         scales = np.sqrt(np.maximum(values, 0) + ridge) if ridge > 0 else np.ones_like(values)
         scales[: max(0, len(centre) - len(images))] = 1.0  # eigh sorts in ascending order
@@ -77,6 +85,14 @@ class ZCA(Preprocessing):
             images = (coloured + arrays["centre"]).reshape(images.shape)
         return Standardize().invert(images, arrays)
 
+    def apply_float(self, pixels: Array, arrays: Arrays) -> Array:
+        """Return the whitened images of float pixels."""
+        standardised = Standardize().apply_float(pixels, arrays)
+        if "whiten" not in arrays:
+            return standardised
+        flat = (standardised.reshape(len(pixels), -1) - arrays["centre"]) @ arrays["whiten"]
+        return flat.reshape(pixels.shape).astype(np.float32, copy=False)
+
 
 def _square(matrix: Array) -> Array:
     """Return A A^T, which NumPy computes in half the time and exactly symmetric."""
@@ -91,8 +107,8 @@ def _standardised(images: Array, moments: Arrays) -> Iterator[tuple[slice, Array
         yield rows, chunk.reshape(len(chunk), -1)
 
 
-def _covariance(images: Array, moments: Arrays) -> tuple[Array, Array]:
-    """Return mean and covariance of standardised images, (d,) and (d, d).
+def _covariance(images: Array, moments: Arrays, *, centred: bool = True) -> tuple[Array, Array]:
+    """Return mean and covariance of standardised images, (d,) and (d, d); zeros and the second moment if not centred.
 
     In float64: float32 takes two thirds of the time, but is too inaccurate for a small regularisation.
     """
@@ -102,6 +118,6 @@ def _covariance(images: Array, moments: Arrays) -> tuple[Array, Array]:
         wide = chunk.astype(np.float64)
         total += wide.sum(0)
         products += wide.T @ wide
-    centre = total / len(images)
+    centre = total / len(images) if centred else np.zeros(d)
     # One pass is enough: standardised data have means near 0, so there is little cancellation.
     return centre, products / len(images) - np.outer(centre, centre)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -96,12 +97,18 @@ def _predictive(
 ) -> VariationalPredictive:
     model.eval()
     features = torch.cat([model.features(part) for part in images.split(_CHUNK)])  # type: ignore[operator]
+    rows = float(len(images))
+    if coreset.weights is not None:
+        # A row of weight w is w rows: the sums over rows of the closed form see each times the square root of w.
+        rows = float(coreset.weights.sum(dtype=np.float64))
+        roots = torch.tensor(coreset.weights, device=features.device, dtype=features.dtype).sqrt()[:, None]
+        features, targets = roots * features, roots * targets
     q = posterior.fit(
         features,
         targets,
         inference.scalar(coreset, "rho", 1.0),
         inference.scalar(coreset, "gamma", 100.0),
-        inference.scalar(coreset, "beta_s", float(len(images))),
+        inference.scalar(coreset, "beta_s", rows),
     )
     if not math.isfinite(float(q.kl())):
         raise ValueError("the posterior of the last layer is not finite: the coreset or the network has diverged")

@@ -195,7 +195,7 @@ def test_store_list_and_prune(store, tmp_path, capsys):
 
 def test_export_travels(store, tmp_path, capsys):
     import bpcbench
-    from bpcbench.coresets.files import pixels
+    from bpcbench.coresets.reading import pixels
 
     assert main(["store", "list", "--kind", "coreset", "--out", str(store), "--json"]) == 0
     (item,) = json.loads(capsys.readouterr().out)

@@ -11,7 +11,8 @@ import pytest
 from toy_runs import Toy, flip
 
 import bpcbench
-from bpcbench.coresets.files import export_coreset, load_coreset, pixels
+from bpcbench.coresets.export import export_coreset
+from bpcbench.coresets.reading import load_coreset, pixels
 from bpcbench.data.splits import training_data
 from bpcbench.errors import UserError
 from bpcbench.planning.spec import Spec
@@ -82,7 +83,7 @@ def test_export_stands_alone(copy: Path, tmp_path: Path) -> None:
     """Nothing of the store is needed to load an export, nor to see its pixels."""
     target = tmp_path / "exports" / "mine"
     where = address(copy, "toy-adam")
-    export_coreset(Store.open(copy), where, target)
+    export_coreset(Store.open(copy).read(where), target)
     original = load_coreset(member(copy, "toy-adam"))
     wanted = pixels(member(copy, "toy-adam"))
     shutil.rmtree(copy)
@@ -97,7 +98,7 @@ def test_export_stands_alone(copy: Path, tmp_path: Path) -> None:
 def test_an_export_overwrites_nothing(made: Toy, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(UserError, match="exists already"):
-        export_coreset(Store.open(made.out), address(made.out, "toy-real"), tmp_path / "taken")
+        export_coreset(Store.open(made.out).read(address(made.out, "toy-real")), tmp_path / "taken")
 
 
 def test_an_export_that_fails_leaves_nothing(made: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +111,13 @@ def test_an_export_that_fails_leaves_nothing(made: Toy, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(folder, "write_durably", full)
     with pytest.raises(OSError, match="No space left"):
-        export_coreset(Store.open(made.out), where, tmp_path / "mine")
+        export_coreset(Store.open(made.out).read(where), tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_pixels_invert_the_preprocessing(made: Toy, tmp_path: Path) -> None:
     np.testing.assert_allclose(pixels(member(made.out, "toy-real")), real_pixels(), atol=1e-6)
-    export_coreset(Store.open(made.out), address(made.out, "toy-real"), tmp_path / "mine")
+    export_coreset(Store.open(made.out).read(address(made.out, "toy-real")), tmp_path / "mine")
     np.testing.assert_allclose(pixels(tmp_path / "mine"), real_pixels(), atol=1e-6)
     learned = pixels(member(made.out, "toy-adam"))
     assert learned.min() >= 0
@@ -130,7 +131,7 @@ def test_pixels_invert_the_preprocessing(made: Toy, tmp_path: Path) -> None:
 def test_damage_is_refused(copy: Path, tmp_path: Path, exported: bool, file: str, words: str) -> None:
     path = member(copy, "toy-real")
     if exported:
-        export_coreset(Store.open(copy), address(copy, "toy-real"), tmp_path / "mine")
+        export_coreset(Store.open(copy).read(address(copy, "toy-real")), tmp_path / "mine")
         path = tmp_path / "mine"
     flip(path / file, 200)
     for read in (load_coreset, pixels):
