@@ -22,7 +22,7 @@ VIEW_TAG = "mlflow.sharedViewState."
 _CREATED = 1735689600000
 """A fixed time, so that an unchanged view is an unchanged tag."""
 
-_WIDTHS = {"metrics": 92, "params": 80, "tags": 130}
+_WIDTHS = {"metrics": 92, "params": 80, "tags": 140}
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,12 @@ def _column(kind: str, name: str) -> str:
     return f"{kind}.`{name}`"
 
 
+def _width(column: str) -> int:
+    """Return how many pixels wide a column is: its name must be readable."""
+    kind, _, name = column.partition(".")
+    return max(_WIDTHS.get(kind, 92), 7 * len(name) + 16)
+
+
 def _state(search: str, columns: Sequence[str], order: str, *, ascending: bool) -> dict[str, Any]:
     return {
         "searchFilter": search,
@@ -100,7 +106,7 @@ def _state(search: str, columns: Sequence[str], order: str, *, ascending: bool) 
         "datasetsFilter": [],
         "selectedColumns": list(columns),
         "columnOrder": list(columns),
-        "columnWidths": {column: _WIDTHS.get(column.partition(".")[0], 100) for column in columns},
+        "columnWidths": {column: _width(column) for column in columns},
         "runsHiddenMode": "SHOW_ALL",
         "useGroupedValuesInCharts": True,
         "hideEmptyCharts": True,
