@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,10 @@ import pytest
 from bpcbench import hookimpl
 from bpcbench.registry import discovery as plugins
 from bpcbench.registry.discovery import KINDS, Registry
+
+# Many tests start interpreters; without this each of them would compile every module again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"bpcbench-tests-{os.getuid()}"))
 
 sys.path.insert(0, str(Path(__file__).parent / "importable"))
 sys.path.insert(0, str(Path(__file__).parent / "toy_plugin"))

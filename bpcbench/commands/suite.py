@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         done = result.counts.get("done", 0)
         print(f"{done or 'no'} stages were run; results in {session.out}", file=sys.stderr)
     try:
-        print(_table(arguments, session.opened(prepared)), flush=True)
+        print(_table(arguments, session.opened(prepared)).rstrip("\n"), flush=True)
     except BrokenPipeError:
         # Nobody reads the table; how the run ended still counts.
         silence_output()
@@ -177,7 +177,9 @@ def report(arguments: argparse.Namespace) -> int:
         raise UserError("--open shows a page: add --format html")
     view = suite_session(arguments).view()
     special = arguments.costs or arguments.against or arguments.against_inference or arguments.against_network
-    if arguments.format == "html" and not special:
+    if arguments.format == "html":
+        if special:
+            raise UserError("differences and costs can be written as text, md, latex, csv or json, not as html")
         return _page(arguments, view)
     text = _costs(arguments, view) if arguments.costs else _differences(arguments, view) or _table(arguments, view)
     for note in (*view.notes, *view.store.messages):

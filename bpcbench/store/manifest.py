@@ -258,6 +258,7 @@ def _encode(manifest: Manifest) -> tuple[dict[str, Any], list[list[Any]]]:
     for group in manifest.groups:
         plain = {name: getattr(group, name) for name in _PLAIN_GROUP}
         plain["notes"] = list(group.notes)
+        # Sorted, as the file will be: numbers go by first appearance, and a manifest that is read has the same digest.
         plain["plugins"] = {role: plugins.number(asdict(plugin)) for role, plugin in sorted(group.plugins.items())}
         plain["own"] = group.own and [plugins.number(asdict(plugin)) for plugin in group.own]
         plain["published"] = [asdict(item) for item in group.published]

@@ -22,7 +22,9 @@ VIEW_TAG = "mlflow.sharedViewState."
 _CREATED = 1735689600000
 """A fixed time, so that an unchanged view is an unchanged tag."""
 
-_WIDTHS = {"metrics": 92, "params": 80, "tags": 130}
+_DURATION = "duration"
+"""A column that is always there; only its position can be chosen."""
+_WIDTHS = {"metrics": 92, "params": 80, "tags": 140}
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,12 @@ def saved_views(manifest: Manifest) -> tuple[SavedView, ...]:
     summary, cell = _filter(manifest, "summary"), _filter(manifest, "cell")
     higher = [metric.direction != "lower" for metric in manifest.metrics if shown and metric.name == manifest.shown[0]]
     cells_ascending = not (higher[0] if higher else True)
+    results = [*means, _column("metrics", "n"), *ranks]
     return (
-        SavedView(
-            "results", "Results", _state(summary, [*means, _column("metrics", "n"), *ranks], order, ascending=True)
-        ),
+        SavedView("results", "Results", _state(summary, results, order, ascending=True)),
         SavedView("charts", "Charts", _charts(summary, shown, axes, order), "CHART"),
         SavedView("cells", "Cells", _state(cell, [*labels, *seeds, *cell_metrics], first, ascending=cells_ascending)),
-        SavedView(
-            "costs", "Costs", _state(cell, [_column("attributes", "Duration"), *costs], costs[0], ascending=False)
-        ),
+        SavedView("costs", "Costs", _state(cell, costs, costs[0], ascending=False, first=(_DURATION,))),
     )
 
 
@@ -89,7 +88,15 @@ def _column(kind: str, name: str) -> str:
     return f"{kind}.`{name}`"
 
 
-def _state(search: str, columns: Sequence[str], order: str, *, ascending: bool) -> dict[str, Any]:
+def _width(column: str) -> int:
+    """Return how many pixels wide a column is: its name must be readable."""
+    kind, _, name = column.partition(".")
+    return max(_WIDTHS.get(kind, 92), 7 * len(name) + 16)
+
+
+def _state(
+    search: str, columns: Sequence[str], order: str, *, ascending: bool, first: Sequence[str] = ()
+) -> dict[str, Any]:
     return {
         "searchFilter": search,
         "orderByKey": order,
@@ -99,8 +106,8 @@ def _state(search: str, columns: Sequence[str], order: str, *, ascending: bool) 
         "modelVersionFilter": "All Runs",
         "datasetsFilter": [],
         "selectedColumns": list(columns),
-        "columnOrder": list(columns),
-        "columnWidths": {column: _WIDTHS.get(column.partition(".")[0], 100) for column in columns},
+        "columnOrder": [*first, *columns],
+        "columnWidths": {column: _width(column) for column in columns},
         "runsHiddenMode": "SHOW_ALL",
         "useGroupedValuesInCharts": True,
         "hideEmptyCharts": True,

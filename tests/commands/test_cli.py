@@ -166,14 +166,6 @@ def test_doctor_and_lists_name_a_broken_plugin(tmp_path):
     assert "NOT LOADED: RuntimeError: not yet" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["what?", "a#b"])
-def test_a_store_that_mlflow_could_not_name_is_refused(name, tmp_path, capsys):
-    assert main(["run", "quickstart", "--out", str(tmp_path / name)]) == 2
-    assert f"{name}: MLflow's database cannot lie" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-    assert main(["plan", "quickstart", "--out", str(tmp_path / name)]) == 0
-
-
 def test_store_list_and_prune(store, tmp_path, capsys):
     import shutil
 

@@ -228,7 +228,7 @@ def test_the_command_writes_a_file(
     ("more", "message"),
     [
         (["--open"], "--open shows a page: add --format html"),
-        (["--format", "html", "--costs"], "--costs can be written as"),
+        (["--format", "html", "--costs"], "costs can be written as"),
         (["--format", "html", "--metrics", "ac"], "did you mean 'acc'"),
         (["--format", "html", "--output", "nowhere/page.html"], "no such folder"),
     ],

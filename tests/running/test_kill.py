@@ -125,6 +125,7 @@ def play(folder: Path, scenario: Scenario) -> Toy:
     return toy
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 def test_killed_and_run_again_ends_with_the_same_bits(folder: Path) -> None:
     reference = make(folder / "reference")

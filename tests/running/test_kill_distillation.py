@@ -89,7 +89,7 @@ def _arrays(store: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("method", ["vbpc", "frepo"])
+@pytest.mark.parametrize("method", ["vbpc", pytest.param("frepo", marks=pytest.mark.campaign)])
 def test_killed_in_the_middle_it_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
     (tmp_path / "killed.yaml").write_text(SUITE.replace("METHOD", method))
     subprocess.run(_command(tmp_path, "whole"), env=_environment("60"), check=True, stdout=subprocess.DEVNULL)
@@ -103,6 +103,7 @@ def test_killed_in_the_middle_it_ends_with_the_same_bits(method: str, tmp_path: 
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.campaign
 def test_an_expert_killed_in_training_goes_on_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "killed.yaml").write_text(EXPERTS)
     subprocess.run(_command(tmp_path, "whole"), env=_environment("60"), check=True, stdout=subprocess.DEVNULL)

@@ -222,6 +222,7 @@ def test_the_reconstruction_is_not_ranked(registry):
     assert [label for label, method in methods.items() if not method.plugin.ranked] == ["fbpc"]
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif("BPCBENCH_DATA" not in os.environ, reason="real data sets are not here")
 def test_the_smallest_form_of_the_paper_table_runs(tmp_path):
     if not (Path(os.environ["BPCBENCH_DATA"]) / "cifar-10-batches-py").exists():

@@ -15,6 +15,7 @@ import pytest
 import bpcbench
 from bpcbench import Session
 from bpcbench.cli import main
+from bpcbench.store.manifest import manifest_folders, read_manifest
 from bpcbench.tracking import mlflow as tracking
 
 SUITE = """
@@ -132,6 +133,13 @@ def test_a_summary_is_a_line_of_the_table(tracked):
             assert run.data.tags[f"rank.{cell['metric']}"].startswith("1") == cell["best"]
         assert run.inputs.dataset_inputs[0].dataset.name == "digits"
         assert run.info.end_time > run.info.start_time
+
+
+def test_a_manifest_that_is_read_has_the_digest_of_the_one_that_ran(tracked):
+    folder, _ = tracked
+    (place,) = manifest_folders(folder / "store")
+    (parent,) = runs_of(client_of(folder))[1]
+    assert read_manifest(place).digest == place.name == parent.data.tags["bpcbench.digest"]
 
 
 def test_the_run_of_the_invocation_tells_the_story(tracked):

@@ -39,7 +39,7 @@ def report_page(view: View, metrics: Sequence[str] = ()) -> str:
     costly = costs(manifest, view.store)
     nothing = element("p", "The store has no results of this suite yet.")
     parts: list[tuple[str, str, Html | None]] = [
-        ("results", "Results", results(view, table, chosen, foot) if table.lines else nothing),
+        ("results", "Results", results(view, table, chosen, foot) if rows else nothing),
         ("unfinished", "Cells without results", unfinished(view)),
         ("ranks", "Ranks", rank_charts(rows, charted, key)),
         ("cost", "Quality and cost", cost_charts(table, costly, charted[:2], key)),

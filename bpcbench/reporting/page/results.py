@@ -50,7 +50,7 @@ def results(view: View, table: Table, metrics: Metrics, footnotes: Iterable[str]
         element("b", "bold"),
         " best, ",
         element("u", "underlined"),
-        " second, ~ not distinguishable from the best (Welch's t-test at the 0.05 level). ",
+        f" second{f', ~ not distinguishable from the best ({table.test})' if table.test else ''}. ",
         "Point at a number for its n, interval and spread.",
     )
     notes = [element("li", joined(legend)), *(element("li", note) for note in footnotes)]

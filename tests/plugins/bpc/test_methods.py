@@ -296,9 +296,9 @@ def nll(digits, coreset, folder):
     "method",
     [
         ForwardKL(lr=30.0, draws=3, steps=60),
-        Wasserstein(lr=30.0, rate_lr=1e-3, steps=60),
-        Contrastive(lr=30.0, inner_lr=0.1, steps=60),
-        FunctionSpace(lr=30.0, points=3, steps=60),
+        pytest.param(Wasserstein(lr=30.0, rate_lr=1e-3, steps=60), marks=pytest.mark.campaign),
+        pytest.param(Contrastive(lr=30.0, inner_lr=0.1, steps=60), marks=pytest.mark.campaign),
+        pytest.param(FunctionSpace(lr=30.0, points=3, steps=60), marks=pytest.mark.campaign),
     ],
     ids=lambda method: method.name,
 )
