@@ -30,7 +30,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     print(f"  {'usable CPUs':<14} {usable_cpus()}")
     print(f"  {'device':<14} {_device()}")
     print("plugins")
-    for plugin in registry().found:
+    for plugin in registry().plugins:
         broken |= bool(plugin.error)
         state = f"NOT LOADED: {plugin.error}" if plugin.error else f"ok, brings {len(plugin.classes)}"
         print(f"  {plugin.name:<14} {f'{plugin.distribution} {plugin.version}'.strip()}: {state}")
