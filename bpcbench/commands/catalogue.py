@@ -1,4 +1,4 @@
-"""Commands about what plugins bring: list, show, schema."""
+"""Commands about the installed plugins: list, show, schema."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _line(kind: str, item: dict[str, Any]) -> str:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Describe every plugin of a name: its documentation and its options."""
+    """Describe every plugin with a given name: its documentation and its options."""
     loaded = registry()
     kinds = [kind for kind in KINDS if arguments.name in loaded.names(kind)]
     if not kinds:

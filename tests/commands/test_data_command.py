@@ -150,7 +150,7 @@ def test_anybodys_data_set_can_be_fetched(site: Site, command: Command, tmp_path
     code, out, err = command("data", "get", "parcel", "--data", str(tmp_path))
     assert code == 0, err
     assert "licence: CC0" in out
-    assert "parcel is there: 1x4x4, 2 classes, 40 train, 20 test" in out
+    assert "parcel is present: 1x4x4, 2 classes, 40 train, 20 test" in out
     assert (tmp_path / "parcel" / "file.bin").read_bytes() == b"content"
     assert (tmp_path / "bundle" / "inner.txt").read_text() == "inner"
     site.asked.clear()
@@ -191,7 +191,7 @@ def test_what_is_there_is_not_replaced(site: Site, command: Command, tmp_path: P
     (tmp_path / "parcel" / "file.bin").write_bytes(b"mine")
     code, _, err = command("data", "get", "parcel", "--data", str(tmp_path))
     assert code == 2
-    assert "is there, but not official" in err
+    assert "exists, but is not official" in err
     assert (tmp_path / "parcel" / "file.bin").read_bytes() == b"mine"
 
 
@@ -241,7 +241,7 @@ def test_real_archives_are_unpacked_to_what_is_read(
     )
     code, _, err = command("data", "get", "cifar100", "--data", str(tmp_path))
     assert code == 2
-    assert "was fetched, but is not official: the MD5 checksum of" in err
+    assert "was downloaded, but is not official: the MD5 checksum of" in err
     monkeypatch.setattr(
         CIFAR100, "sums", {name: hashlib.md5(content).hexdigest() for name, content in contents.items()}
     )
