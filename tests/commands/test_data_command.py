@@ -160,7 +160,7 @@ def test_anybodys_data_set_can_be_fetched(site: Site, command: Command, tmp_path
     (tmp_path / "bundle" / "inner.txt").unlink()
     code, _, err = command("data", "get", "parcel", "--data", str(tmp_path))
     assert code == 2
-    assert "bundle is there already; move it away" in err
+    assert "bundle exists already; move it away" in err
 
 
 @pytest.mark.parametrize("fault", ["404", "checksum", "unreachable"])
@@ -180,7 +180,7 @@ def test_what_cannot_be_fetched_is_said_with_what_to_place_where(
     (message,) = [line for line in err.splitlines() if line.startswith("bpcbench: ")]
     says = {"404": "HTTP status 404", "checksum": "is not the official file", "unreachable": "cannot be reached"}
     assert says[fault] in message
-    assert f"unpack it to make {tmp_path / 'bundle'}" in err
+    assert f"unpack it as {tmp_path / 'bundle'}" in err
     assert "parcel/file.bin" not in err.partition("By hand")[2]
     assert "Traceback" not in err
     assert not (tmp_path / "bundle").exists()
