@@ -1,7 +1,7 @@
 """The abstract classes a plugin author implements, and the helpers to declare options.
 
 A plugin class is its own configuration: a frozen dataclass whose fields are the options a suite may set and whose
-class variables are its identity. `name` is what suites say; `version` is bumped by the author whenever the same
+class variables are its identity. `name` is its name in suites; `version` is bumped by the author whenever the same
 options would give other results, and is part of every key.
 """
 
@@ -47,9 +47,9 @@ _UNSET: Any = object()
 def option(default: Any, help: str = "", *, key: bool = True, absent: Any = _UNSET) -> Any:  # noqa: A002
     """Declare an option: a dataclass field with a help line.
 
-    `key=False` marks an option that cannot change what the plugin makes: one for speed, or one that only configures a
-    method's native inference. It stays out of keys. `absent` is the value
-    that means "as before this option existed": with that value the option stays out of keys, so old results live.
+    `key=False` marks an option that cannot change the plugin's result: one for speed, or one that only configures a
+    method's native inference. It stays out of keys. `absent` is the value that means "as before this option existed":
+    with that value the option stays out of keys, so that old results remain valid.
     """
     metadata: dict[str, Any] = {"help": help, "key": key}
     if absent is not _UNSET:
@@ -85,7 +85,7 @@ class Context(Protocol):
 
     @property
     def scratch(self) -> Path:
-        """A private folder for temporary files; it is gone once the stage is committed."""
+        """A private folder for temporary files; it is removed once the stage is committed."""
 
     def steps(
         self,
@@ -95,17 +95,17 @@ class Context(Protocol):
         snapshot: Callable[[], Coreset] | None = None,
         what: str = "",
     ) -> Iterator[int]:
-        """Yield the steps 0 ... total-1 that are still to do, with progress, checkpoints and exact resume.
+        """Yield the remaining steps of 0 ... total-1, with progress, checkpoints and exact resume.
 
         `state` names every object that changes from step to step: anything with `state_dict`/`load_state_dict`,
         torch or NumPy generators, tensors and arrays (restored in place), dicts and lists of plain values. Global
         random generators are kept without being named. Tensors that require a gradient are named one by one, not in
         lists. Loops may follow each other but not nest. `snapshot` returns the coreset as it stands; it is called on
-        a 1-2-5 grid of steps, counted on over all loops that have one, and kept as a member of the result.
+        a 1-2-5 grid of steps, counted over all loops that have one, and kept as a member of the result.
         """
 
     def log(self, **metrics: Any) -> None:
-        """Note scalars of the current step (floats or 0-d arrays; a device is not synchronised).
+        """Record scalars of the current step (floats or 0-d arrays; a device is not synchronised).
 
         The first value that is NaN or infinite ends the stage with an error that names it and the step.
         """
@@ -118,11 +118,11 @@ class Plugin:
     name: ClassVar[str]
     version: ClassVar[int] = 1
     preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that worker processes should have imported before they are forked, e.g. ("torch",)."""
+    """Modules to import before worker processes are forked, e.g. ("torch",)."""
 
 
 class Dataset(Plugin, abc.ABC):
-    """Real data: light facts and fingerprints for planning, images on demand. It never downloads by itself."""
+    """Real data: cheap facts and fingerprints for planning, images on demand. It never downloads by itself."""
 
     licence: ClassVar[str] = "unknown"
     downloads: ClassVar[tuple[Download, ...]] = ()
@@ -130,7 +130,7 @@ class Dataset(Plugin, abc.ABC):
 
     @abc.abstractmethod
     def facts(self, root: Path) -> Facts:
-        """Return shape, classes and sizes; raise MissingData, saying what to place where, if files are absent."""
+        """Return shape, classes and sizes; raise MissingData, naming the files to place, if they are absent."""
 
     @abc.abstractmethod
     def fingerprint(self, root: Path, split: str) -> str:
@@ -141,7 +141,7 @@ class Dataset(Plugin, abc.ABC):
         """Return the images and labels of a split named in `facts().sizes`."""
 
     def differs(self, root: Path) -> str:
-        """Return in what the files differ from the official ones, where `facts` says that they are not official."""
+        """Return how the files differ from the official ones, if `facts` says that they are not official."""
         return ""
 
     def places(self, root: Path) -> Sequence[Path]:
@@ -150,7 +150,7 @@ class Dataset(Plugin, abc.ABC):
 
 
 class Prerequisite(Plugin, abc.ABC):
-    """Something made once from training data and shared by all who ask, such as expert trajectories."""
+    """Something computed once from training data and shared by all users, such as expert trajectories."""
 
     resources: ClassVar[Resources] = Resources()
 
@@ -159,12 +159,12 @@ class Prerequisite(Plugin, abc.ABC):
         return {}
 
     def expected_bytes(self, facts: Facts) -> int | None:
-        """Return how large one member will be on disk, for `bpcbench plan`, or None if that is not known."""
+        """Return the size of one member on disk in bytes, for `bpcbench plan`, or None if unknown."""
         return None
 
     @abc.abstractmethod
     def make(self, data: Data, inputs: Inputs, ctx: Context, member: str) -> Arrays:
-        """Make one member. Members of one prerequisite may be made in parallel, each seeded by its name."""
+        """Compute one member. Members may be computed in parallel, each seeded by its name."""
 
 
 class Preprocessing(Plugin, abc.ABC):
@@ -173,7 +173,7 @@ class Preprocessing(Plugin, abc.ABC):
     resources: ClassVar[Resources] = Resources()
 
     def expected_bytes(self, facts: Facts) -> int | None:
-        """Return how large the fitted arrays will be on disk, for `bpcbench plan`, or None if that is not known."""
+        """Return the size of the fitted arrays on disk in bytes, for `bpcbench plan`, or None if unknown."""
         return None
 
     @abc.abstractmethod
@@ -181,7 +181,7 @@ class Preprocessing(Plugin, abc.ABC):
         """Return the fitted arrays: a function of the options and the training data alone."""
 
     default: ClassVar[bool] = False
-    """What a suite gets that names none. A subclass does not inherit it."""
+    """Whether suites that name none use it by default. A subclass does not inherit it."""
 
     @abc.abstractmethod
     def apply(self, images: Array, arrays: Arrays) -> Array:
@@ -194,7 +194,7 @@ class Preprocessing(Plugin, abc.ABC):
     def apply_float(self, pixels: Array, arrays: Arrays) -> Array:
         """Map float NCHW pixels, 0 black and 1 white but not clipped, to float32 network space; inverse of `invert`.
 
-        Coresets that were not made here need it. It is optional: the default raises ValueError.
+        Imported coresets need it. It is optional: the default raises ValueError.
         """
         raise ValueError(
             f"the preprocessing {self.name} maps uint8 images only (it has no apply_float), so images from elsewhere "
@@ -207,18 +207,18 @@ class Method(Plugin, abc.ABC):
 
     resources: ClassVar[Resources] = Resources(gpus=1.0)
     uses_ipc: ClassVar[bool] = True
-    """False when the result does not depend on the images per class (the whole data set): it is then made once."""
+    """False when the result does not depend on the images per class (the whole data set): it is then computed once."""
     uses_seed: ClassVar[bool] = True
-    """False when the result is deterministic: it is then made once for all distillation seeds."""
+    """False when the result is deterministic: it is then computed once for all distillation seeds."""
     ranked: ClassVar[bool] = True
-    """False for a reference that is no competitor, such as training on all data: tables show it without ranking it."""
+    """False for a reference that does not compete, such as training on all data: tables show it without ranking it."""
 
     def convention(self) -> Convention:
         """Return how the coreset's targets are to be read."""
         return "class"
 
     def prerequisites(self, facts: Facts, ipc: int) -> Mapping[str, Need]:
-        """Return the prerequisites by role; the preprocessing of the suite comes anyway."""
+        """Return the prerequisites by role; the preprocessing of the suite is always included."""
         return {}
 
     def native(self, facts: Facts, ipc: int) -> Native | None:
@@ -226,11 +226,11 @@ class Method(Plugin, abc.ABC):
         return None
 
     def skip(self, facts: Facts, ipc: int) -> str | None:
-        """Return the reason why this cell is not possible, or None."""
+        """Return why this cell is not possible, or None."""
         return None
 
     def notes(self) -> tuple[str, ...]:
-        """Return what every table with results of this method must say, such as `reconstruction`: words or phrases."""
+        """Return the notes that every table with results of this method must carry, such as `reconstruction`."""
         return ()
 
     @abc.abstractmethod
@@ -248,7 +248,7 @@ class Network(Plugin, abc.ABC):
         return None
 
     def parameters(self, shape: tuple[int, int, int], classes: int) -> int | None:
-        """Return the number of parameters if it is known without building the network, for plans, or None."""
+        """Return the number of parameters, for plans, or None if unknown without building the network."""
         return None
 
     @abc.abstractmethod
@@ -271,7 +271,7 @@ class Predictive(abc.ABC):  # noqa: B024 - either of two methods must be defined
         return Predicted(self.log_probs(images))
 
     def arrays(self) -> Arrays | None:
-        """Return the fit as arrays to keep it, or None to be re-fitted from its seed when needed again."""
+        """Return the fit as arrays to store, or None to be refitted from its seed when needed again."""
         return None
 
 
@@ -280,14 +280,14 @@ class Inference(Plugin, abc.ABC):
 
     resources: ClassVar[Resources] = Resources(gpus=1.0)
     batch: ClassVar[int] = 1000
-    """How many test images are handed to the predictive at a time."""
+    """The number of test images per call of the predictive."""
 
     def accepts(self, offer: Offer) -> str | None:
-        """Return the reason why this inference cannot take such a cell, or None."""
+        """Return why this inference cannot handle such a cell, or None."""
         return None
 
     def prerequisites(self, facts: Facts) -> Mapping[str, Need]:
-        """Return the prerequisites by role; the coreset's own preprocessing comes anyway."""
+        """Return the prerequisites by role; the coreset's own preprocessing is always included."""
         return {}
 
     @abc.abstractmethod
@@ -303,9 +303,9 @@ class Evaluator(Plugin, abc.ABC):
     """Scores stored predictions. Metrics come from `bpcbench.metrics`, so that a number means one thing."""
 
     default: ClassVar[bool] = False
-    """What a suite gets that names none. A subclass does not inherit it."""
+    """Whether suites that name none use it by default. A subclass does not inherit it."""
     uses_coreset: ClassVar[bool] = False
-    """True when `score` looks at `inputs.coreset`, the coreset from which the predictions were made."""
+    """True when `score` reads `inputs.coreset`, the coreset behind the predictions."""
 
     def splits(self, facts: Facts) -> Sequence[SplitRef]:
         """Return the splits to be predicted."""
@@ -316,7 +316,7 @@ class Evaluator(Plugin, abc.ABC):
         return {}
 
     def reference(self, facts: Facts) -> Reference | None:
-        """Return whose predictions of the same splits `score` is to find in `inputs.reference`, or None."""
+        """Return the reference whose predictions of the same splits `score` reads in `inputs.reference`, or None."""
         return None
 
     @abc.abstractmethod
@@ -325,7 +325,7 @@ class Evaluator(Plugin, abc.ABC):
 
     @abc.abstractmethod
     def metrics(self) -> Sequence[Metric]:
-        """Return every metric that `score` may give with these options, on any data set; names are lower case.
+        """Return every metric that `score` may return with these options, on any data set; names are lower case.
 
         Suites are checked against it, and tables take directions and units from it.
         """
@@ -340,7 +340,7 @@ class Pool(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many attempts may be under way at once; more are not submitted."""
+        """The maximum number of concurrent attempts; more are not submitted."""
 
     def adopt(self) -> Iterable[Task]:
         """Return the attempts that an earlier invocation left running; `wait` reports their ends like any other's.
@@ -355,7 +355,7 @@ class Pool(Protocol):
         """
 
     def wait(self, seconds: float) -> Iterable[Started | Ended]:
-        """Return what has happened; wait up to so many seconds for something to happen.
+        """Return new events; wait up to the given number of seconds for one.
 
         Every attempt that was submitted or adopted ends with one `Ended`, also after `stop` and `kill`.
         """
@@ -384,7 +384,7 @@ class Engine(Plugin, abc.ABC):
     """
 
     in_process: ClassVar[bool] = False
-    """True when `wait` executes stages in this very process, for debuggers; scores then run in the same pool."""
+    """True when `wait` executes stages in this process, for debuggers; scores then run in the same pool."""
     detached: ClassVar[bool] = False
     """True when attempts survive the death of this process; `Pool.adopt` returns them next time."""
     retries: ClassVar[int] = 2

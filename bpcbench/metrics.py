@@ -1,9 +1,9 @@
-"""Every metric a table may print, defined once, on stored log-probabilities.
+"""Every metric that a table may print, defined once, on stored log-probabilities.
 
 All functions are pure, compute in float64 per example over the whole split, and so do not depend on how predictions
 were batched. `log_probs` are natural logarithms of shape (n, k), `labels` whole numbers below k of shape (n,). A
 log-probability of -inf is legal, one that rounding left above 0 is read as 0. ValueError is
-raised for other shapes, nothing at all, labels out of range, NaN, +inf, and rows that do not sum to one (logits).
+raised for other shapes, empty input, labels out of range, NaN, +inf, and rows that do not sum to one (logits).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def temperature(log_probs: Array, labels: Array, prior: float = 0.0) -> float:
 
     It is 1 where no other is better (uniform predictions, a label of probability 0), and near a bound where the NLL
     falls for ever (every label is the most probable class), unless there is a `prior`: with it, T is the most probable
-    one when log T ~ N(0, 1/prior), which few examples feel and many do not. It has no direction. Guo et al., "On
+    one under log T ~ N(0, 1/prior), which matters with few examples only. It has no direction. Guo et al., "On
     calibration of modern neural networks", ICML 2017.
     """
     from scipy.optimize import minimize_scalar
@@ -145,7 +145,7 @@ def temperature(log_probs: Array, labels: Array, prior: float = 0.0) -> float:
     reach = float(grid[1] - grid[0])
     bounds = (max(low, best - reach), min(high, best + reach))
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-7})
-    # Not for the sake of rounding: of uniform predictions every temperature is as good as 1.
+    # A gain within rounding does not count: for uniform predictions every temperature is as good as 1.
     return float(np.exp(found.x)) if found.fun < loss(0.0) - 1e-12 else 1.0
 
 
@@ -161,7 +161,7 @@ def temper(log_probs: Array, temperature: float) -> Array:
 def aurc(log_probs: Array, labels: Array) -> float:
     """Return the area under the risk-coverage curve: the mean over i of the error rate of the i surest predictions.
 
-    In [0, 1], lower is better; how sure a prediction is says the probability of its class. Ties as in `risk_coverage`.
+    In [0, 1], lower is better; confidence is the probability of the predicted class. Ties as in `risk_coverage`.
     Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers", ICLR 2019.
     """
     return float(np.mean(selective_risk(log_probs, labels)[1]))
@@ -241,7 +241,7 @@ def entropy(log_probs: Array) -> Array:
 
 
 def mutual_information(predictive_log_probs: Array, expected_entropy: Array) -> Array:
-    """Return what is unknown for want of knowing the parameters, shape (n,): H[mean_s p_s] - mean_s H[p_s] in nats.
+    """Return the mutual information (epistemic uncertainty), shape (n,): H[mean_s p_s] - mean_s H[p_s] in nats.
 
     In [0, log k]; it has no direction. Rounding below 0 is read as 0; more than that means that the two arguments do
     not belong together and is an error. Depeweg et al., ICML 2018; BALD, Houlsby et al., 2011.
@@ -264,8 +264,8 @@ def mutual_information(predictive_log_probs: Array, expected_entropy: Array) -> 
 def log_mean_exp(member_log_probs: Array) -> Array:
     """Return the log of the average of probabilities over axis 0, log (1/S sum_s exp l_s), in float64.
 
-    Computed about the largest term of each entry, so that it neither overflows nor vanishes; -inf where every member
-    says -inf.
+    Computed relative to the largest term of each entry, so that it neither overflows nor underflows; -inf where every
+    member is -inf.
     """
     logs = np.asarray(member_log_probs, dtype=np.float64)
     if logs.ndim < 1 or logs.size == 0:

@@ -1,4 +1,4 @@
-"""The frozen records that cross the border between the harness and a plugin.
+"""The frozen records exchanged between the harness and a plugin.
 
 Arrays are NumPy on purpose: a plugin may be written in torch, JAX or neither, and each side converts in one line.
 """
@@ -25,7 +25,7 @@ Convention = Literal["class", "probabilities", "centred"]
 Kind = Literal["prerequisite", "coreset", "predict", "score"]
 """The kinds of stages."""
 Status = Literal["done", "cached", "busy", "failed", "skipped", "stopped"]
-"""How a stage ends: made here; made by another process; still being made there; ..."""
+"""How a stage ends: computed here; computed by another process; still under way there; ..."""
 Direction = Literal["higher", "lower"]
 Unit = Literal["", "percent"]
 """How tables print a metric: as it is; or a fraction in percent."""
@@ -55,7 +55,7 @@ class Facts:
     """What is known of a data set without reading its images.
 
     `shape` is (channels, height, width); `sizes` maps each split to its number of images. `official` is False for
-    content that is not, or not completely, the published one: it is refused unless the user admits it, and every table
+    content that is not, or not completely, the published one: it is refused unless the user allows it, and every table
     then marks it `subset`. `notes` are further words, such as `generated`, that every table must carry. The harness
     fills in `name` and `options`, the data set's own.
     """
@@ -97,12 +97,12 @@ class Download:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"{self.url!r} is neither http:// nor https://")
         if not (self.md5 or self.sha256):
-            raise ValueError(f"{self.url} has no checksum, so what comes from there could be anything")
+            raise ValueError(f"{self.url} has no checksum, so the download cannot be verified")
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images (uint8, NCHW, possibly a memory map) and their int64 labels; None where labels mean nothing here."""
+    """Images (uint8, NCHW, possibly a memory map) and their int64 labels; None where labels have no meaning here."""
 
     images: Array
     labels: Array | None
@@ -136,7 +136,7 @@ class Need:
 
 @dataclass(frozen=True, eq=False)
 class PrerequisiteOutput:
-    """What a prerequisite made: the plugin that made it, and its members' arrays (memory mapped, read on access)."""
+    """The result of a prerequisite: its plugin, and its members' arrays (memory mapped, read on access)."""
 
     plugin: Prerequisite
     address: str
@@ -168,7 +168,7 @@ class Transform:
         return images if self.same_space(source) else self.apply_float(source.invert(images))
 
     def same_space(self, other: Transform) -> bool:
-        """Tell whether two preprocessings are the same plugin, fitted to the same arrays up to rounding."""
+        """Return whether two preprocessings are the same plugin, fitted to the same arrays up to rounding."""
         return (
             type(self.plugin) is type(other.plugin)
             and self.plugin == other.plugin
@@ -283,7 +283,7 @@ class Coreset:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of images, targets and weights: what a coreset costs to keep."""
+        """The bytes of images, targets and weights: the storage cost of a coreset."""
         extra = 0 if self.weights is None else self.weights.nbytes
         return int(self.images.nbytes + self.targets.nbytes + extra)
 
@@ -395,7 +395,7 @@ class Offer:
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """What a predictive says of a batch of images.
+    """The output of a predictive for a batch of images.
 
     `log_probs` is (n, k), or (members, n, k) when the inference samples: the harness then averages probabilities and
     keeps each member's log-likelihood and the expected entropy. `extras` are further numbers per example, shape (n,),
@@ -437,9 +437,9 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Metric:
-    """What an evaluator declares of a number that it gives.
+    """The declaration of a number that an evaluator returns.
 
-    `direction` says which values are better; a metric without one is shown and not ranked. With the unit `percent` the
+    `direction` says which values are better; a metric without one is shown but not ranked. With the unit `percent` the
     value is a fraction that tables print in percent.
     """
 
@@ -459,21 +459,21 @@ class Metric:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What an evaluator makes of predictions: numbers by the names of its metrics, and figures by their own names."""
+    """The output of an evaluator: numbers by metric name, and figures by their own names."""
 
     metrics: Mapping[str, float]
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
 
 def undeclared(scores: Scores, metrics: Iterable[Metric]) -> tuple[str, ...]:
-    """Return the names in the scores that are not among the declared metrics."""
+    """Return the names in the scores that are not declared metrics."""
     declared = {metric.name for metric in metrics}
     return tuple(name for name in scores.metrics if name not in declared)
 
 
 @dataclass(frozen=True)
 class StageEvent:
-    """What an observer is told when a stage has ended."""
+    """The event that observers receive when a stage has ended."""
 
     address: str
     kind: Kind
@@ -540,11 +540,11 @@ class Task:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What an engine is told about a run when it opens its pool."""
+    """What an engine knows about a run when it opens its pool."""
 
     store: Path
     run: str
-    """Names the run among all of all machines."""
+    """A globally unique name of the run."""
     threads: int = 1
     """CPU threads of every stage."""
     device: str = "auto"

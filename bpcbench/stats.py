@@ -19,7 +19,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Summary:
-    """What a table shows of one cell.
+    """The summary of one cell of a table.
 
     `mean` is over the `n` coresets' own means and `std` their sample std (ddof 1); `within` is the average sample std
     of the evaluations of one coreset; `low` and `high` bound the two-sided 95 % t-interval of the mean. None where
@@ -89,7 +89,7 @@ def t_interval(values: Sequence[float], level: float = _LEVEL) -> tuple[float, f
 def paired_difference(a: Mapping[Key, float], b: Mapping[Key, float]) -> Difference:
     """Return the mean of a - b over the keys (seeds) that both have; ValueError if they share none.
 
-    inf - inf is NaN: two runs that both failed say nothing about their difference.
+    inf - inf is NaN: two diverged runs have no meaningful difference.
     """
     shared = [key for key in a if key in b]
     if not shared:
@@ -102,7 +102,7 @@ def paired_difference(a: Mapping[Key, float], b: Mapping[Key, float]) -> Differe
 def ranks(values: Sequence[float | None], higher_is_better: bool) -> list[float | None]:
     """Return the rank of each value, 1 being best; equal values share the average of their ranks.
 
-    None stays None and takes no rank, and so does NaN, which compares with nothing; ±inf are ranked as they stand.
+    None and NaN get the rank None; ±inf are ranked like any value.
     """
     ordered = sorted(_real(values), reverse=higher_is_better)
     shared = {value: ordered.index(value) + (ordered.count(value) + 1) / 2 for value in ordered}
@@ -134,14 +134,14 @@ def welch_test(a: Summary, b: Summary) -> float | None:
     scale = max(a.std, b.std)
     if scale == 0.0 or math.isnan(a.mean - b.mean):
         return None
-    # Measured in the larger std, squares can neither overflow nor vanish.
+    # In units of the larger std, squares neither overflow nor underflow.
     errors = (a.std / scale) ** 2 / a.n, (b.std / scale) ** 2 / b.n
     freedom = sum(errors) ** 2 / (errors[0] ** 2 / (a.n - 1) + errors[1] ** 2 / (b.n - 1))
     return _two_sided(abs(a.mean - b.mean) / scale / math.sqrt(sum(errors)), freedom)
 
 
 def tied(a: Summary, b: Summary, level: float = _LEVEL) -> bool:
-    """Return whether the difference of two means lies inside the noise: Welch's t-test does not reject at 1 - level.
+    """Return whether the difference of two means is within noise: Welch's t-test does not reject at 1 - level.
 
     Where there is no test, only equal means are tied; NaN equals nothing.
     """
@@ -154,7 +154,7 @@ def tied(a: Summary, b: Summary, level: float = _LEVEL) -> bool:
 
 
 def negligible(spread: float, values: Iterable[float]) -> bool:
-    """Return whether a spread is zero but for the rounding of the values that it comes from."""
+    """Return whether a spread is zero up to the rounding of its values."""
     return spread <= 1e-12 * max((abs(float(value)) for value in values), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Text for people: durations, sizes, and lines on stderr."""
+"""Readable text: durations, sizes, and lines on stderr."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def spell(seconds: float | None) -> str:
-    """Return a duration for people: `0.3 s`, `4 min 10 s`, `2 h 5 min`."""
+    """Return a readable duration: `0.3 s`, `4 min 10 s`, `2 h 5 min`."""
     if seconds is None:
         return "unknown"
     if seconds < 10:
@@ -20,7 +20,7 @@ def spell(seconds: float | None) -> str:
 
 
 def spell_bytes(size: float | None) -> str:
-    """Return a size for people: `12 kB`, `3.4 GB`."""
+    """Return a readable size: `12 kB`, `3.4 GB`."""
     if size is None:
         return "unknown"
     for unit in ("B", "kB", "MB", "GB"):
@@ -31,5 +31,5 @@ def spell_bytes(size: float | None) -> str:
 
 
 def to_stderr(text: str) -> None:
-    """Say something where no table goes."""
+    """Print to stderr; stdout is for tables."""
     print(text, file=sys.stderr, flush=True)

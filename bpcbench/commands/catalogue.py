@@ -1,4 +1,4 @@
-"""Commands about what plugins bring: list, show, schema."""
+"""Commands about the installed plugins: list, show, schema."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bpcbench.suite.files import shipped
 
 def listing(arguments: argparse.Namespace) -> int:
     """List plugins by kind, or the packages they come from."""
-    found = registry()
-    catalogue = {f"{kind}s": _of_kind(found, kind) for kind in KINDS}
+    loaded = registry()
+    catalogue = {f"{kind}s": _of_kind(loaded, kind) for kind in KINDS}
     catalogue["plugins"] = [
         {
             "name": plugin.name,
@@ -26,9 +26,9 @@ def listing(arguments: argparse.Namespace) -> int:
             "error": plugin.error,
             "brings": list(plugin.classes),
         }
-        for plugin in found.found
+        for plugin in loaded.plugins
     ]
-    suites = {**{name: str(path) for name, path in shipped().items()}, **{k: str(v) for k, v in found.suites.items()}}
+    suites = {**{name: str(path) for name, path in shipped().items()}, **{k: str(v) for k, v in loaded.suites.items()}}
     catalogue["suites"] = [{"name": name, "summary": path} for name, path in sorted(suites.items())]
     chosen = {arguments.kind: catalogue[arguments.kind]} if arguments.kind else catalogue
     if arguments.json:
@@ -42,15 +42,15 @@ def listing(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _of_kind(found: Registry, kind: str) -> list[dict[str, Any]]:
+def _of_kind(loaded: Registry, kind: str) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "summary": summary(found.get(kind, name).cls),
-            "version": found.get(kind, name).cls.version,
-            "distribution": found.get(kind, name).distribution,
+            "summary": summary(loaded.get(kind, name).cls),
+            "version": loaded.get(kind, name).cls.version,
+            "distribution": loaded.get(kind, name).distribution,
         }
-        for name in found.names(kind)
+        for name in loaded.names(kind)
     ]
 
 
@@ -63,18 +63,18 @@ def _line(kind: str, item: dict[str, Any]) -> str:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Describe every plugin of a name: its documentation and its options."""
-    found = registry()
-    kinds = [kind for kind in KINDS if arguments.name in found.names(kind)]
+    """Describe every plugin with a given name: its documentation and its options."""
+    loaded = registry()
+    kinds = [kind for kind in KINDS if arguments.name in loaded.names(kind)]
     if not kinds:
-        every = {name for kind in KINDS for name in found.names(kind)}
+        every = {name for kind in KINDS for name in loaded.names(kind)}
         broken = "".join(
-            f"\n  note: plugin {b.name!r} of {b.distribution} did not load: {b.error}" for b in found.broken()
+            f"\n  note: plugin {b.name!r} of {b.distribution} did not load: {b.error}" for b in loaded.broken()
         )
         raise UserError(unknown("plugin", arguments.name, every) + broken)
     described = []
     for kind in kinds:
-        registered = found.get(kind, arguments.name)
+        registered = loaded.get(kind, arguments.name)
         described.append(
             {
                 "kind": kind,

@@ -1,4 +1,4 @@
-"""The command `anytime`: metrics of a suite's coresets against the time that distilling them had taken."""
+"""The command `anytime`: metrics of a suite's coresets against distillation time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bpcbench.errors import UserError
 
 
 def anytime(arguments: argparse.Namespace) -> int:
-    """Run a suite and its snapshots, then print the curves as a table and draw them."""
+    """Run a suite, evaluate its snapshots, then print the curves as a table and draw them."""
     from bpcbench.figures import draw
     from bpcbench.reporting import anytime as curves
     from bpcbench.reporting.pairs import HEADINGS
@@ -19,7 +19,7 @@ def anytime(arguments: argparse.Namespace) -> int:
 
     folder = Path(arguments.pictures) if arguments.pictures else None
     if folder is not None and folder.exists() and not folder.is_dir():
-        raise UserError(f"--pictures {folder}: there is a file of that name")
+        raise UserError(f"--pictures {folder}: it is a file, not a folder")
     view, result = suite_session(arguments).anytime(arguments.steps)
     if view is None:
         print(failures(arguments, result), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Commands about data sets: which are there and are they the official ones; fetch one. No framework is imported."""
+"""Commands about data sets: list and check them, download one. No framework is imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Holding:
-    """What is known of a data set on this machine. `says` is why it cannot be used as it is, or what it holds."""
+    """The state of a data set on this machine. `says` is its content, or why it cannot be used as it is."""
 
     name: str
     status: str
@@ -35,7 +35,7 @@ class Holding:
 
 
 def examine(name: str, root: Path) -> Holding:
-    """Look at a data set with its default options; checksums are computed once, nothing is converted."""
+    """Check a data set with its default options; checksums are computed once, nothing is converted."""
     plugin: Dataset | None = None
     facts: Facts | None = None
     try:
@@ -46,7 +46,7 @@ def examine(name: str, root: Path) -> Holding:
         says = _content(facts) if official else plugin.differs(root) or "its facts say so"
     except MissingData as error:
         status, says = MISSING, str(error)
-    except Exception as error:  # foreign code
+    except Exception as error:  # plugin code may raise anything
         status, says = UNREADABLE, str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     where = _places(plugin, root)
     return Holding(
@@ -77,7 +77,7 @@ def _content(facts: Facts) -> str:
 def _places(plugin: Dataset | None, root: Path) -> list[Path]:
     try:
         return list(plugin.places(root)) if plugin else []
-    except Exception:  # foreign code, about which `facts` has said enough
+    except Exception:  # plugin code; `facts` has reported the problem already
         return []
 
 
@@ -89,16 +89,16 @@ def _size(path: Path) -> int:
 
 
 def listing(arguments: argparse.Namespace) -> int:
-    """List every data set: is it there, where it is looked for, its size on disk, its licence."""
+    """List every data set: its status, where it is looked for, its size on disk, its licence."""
     root = data_root(arguments.data)
-    found = [examine(name, root) for name in registry().names("dataset")]
+    holdings = [examine(name, root) for name in registry().names("dataset")]
     if arguments.json:
-        print(json.dumps([asdict(one) for one in found], indent=1))
+        print(json.dumps([asdict(one) for one in holdings], indent=1))
         return 0
     print(f"data sets (looked for in {root})")
-    width = max((len(one.name) for one in found), default=0)
+    width = max((len(one.name) for one in holdings), default=0)
     indent = " " * (width + 4)
-    for one in found:
+    for one in holdings:
         size = spell_bytes(one.bytes) if one.bytes else "-"
         print(f"  {one.name:<{width}}  {one.status:<12}  {size:>9}  {', '.join(one.where) or '-'}")
         get = f" (`bpcbench data get {one.name}` fetches it)" if one.status == MISSING and one.downloads else ""
@@ -109,17 +109,17 @@ def listing(arguments: argparse.Namespace) -> int:
 
 
 def get(arguments: argparse.Namespace) -> int:
-    """Fetch the files that a data set declares, and look at what came."""
+    """Download the files that a data set declares, and check the result."""
     from bpcbench.data.download import by_hand, fetch
 
     root = data_root(arguments.data)
     plugin = _built(arguments.name)
     before = examine(arguments.name, root)
     if before.status == PRESENT:
-        print(f"{plugin.name} is there: {before.says}, {', '.join(before.where) or root}")
+        print(f"{plugin.name} is present: {before.says}, {', '.join(before.where) or root}")
         return 0
     if before.status != MISSING:
-        raise UserError(f"data set {plugin.name} is there, but {before.status}: {before.says}. Move it away first.")
+        raise UserError(f"data set {plugin.name} exists, but is {before.status}: {before.says}. Move it away first.")
     if not plugin.downloads:
         raise UserError(f"data set {plugin.name} has no public download. {before.says}")
     print(f"{plugin.name}, licence: {plugin.licence}")
@@ -132,6 +132,6 @@ def get(arguments: argparse.Namespace) -> int:
             raise UserError(f"{error}\nBy hand:\n{rest}") from None
     after = examine(arguments.name, root)
     if after.status != PRESENT:
-        raise UserError(f"data set {plugin.name} was fetched, but is {after.status}: {after.says}")
-    print(f"{plugin.name} is there: {after.says}")
+        raise UserError(f"data set {plugin.name} was downloaded, but is {after.status}: {after.says}")
+    print(f"{plugin.name} is present: {after.says}")
     return 0

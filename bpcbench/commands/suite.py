@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def suite_session(arguments: argparse.Namespace) -> Session:
-    """Return the session that the arguments describe; a command that lacks an argument leaves its default."""
+    """Return the session that the arguments describe; arguments a command lacks keep their defaults."""
     inputs = {
         "data": "data",
         "device": "device",
@@ -52,7 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(_summary(prepared.plan), file=sys.stderr)
     if stale := prepared.plan.stale():
         again = " ".join(f"--recompute {name}" for name in stale)
-        print(f"note: code of {', '.join(stale)} has changed since cached results were made ({again})", file=sys.stderr)
+        print(
+            f"note: code of {', '.join(stale)} has changed since cached results were computed ({again})",
+            file=sys.stderr,
+        )
     result = session.execute(prepared)
     if result.exit_code:
         print(failures(arguments, result), file=sys.stderr)
@@ -62,18 +65,18 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         print(_table(arguments, session.opened(prepared)).rstrip("\n"), flush=True)
     except BrokenPipeError:
-        # Nobody reads the table; how the run ended still counts.
+        # Nobody reads the table; the exit code still counts.
         silence_output()
     return result.exit_code
 
 
 def silence_output() -> None:
-    """Let what is still to be printed go nowhere, after the reader of our output has gone."""
+    """Discard further output after its reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def failures(arguments: argparse.Namespace, result: Result) -> str:
-    """Return what failed, where its log is, and the command that goes on."""
+    """Return the failures, their logs, and the command that resumes."""
     lines = []
     if result.failures:
         lines.append(f"{len(result.failures)} failed, {result.counts.get('skipped', 0)} skipped because of that:")
@@ -82,12 +85,12 @@ def failures(arguments: argparse.Namespace, result: Result) -> str:
         lines.append(f"    log: {failure.log}")
     if result.signal is not None:
         lines.append("stopped; nothing that was finished is lost")
-    lines.append(f"to go on: {shlex.join(['bpcbench', *_again(arguments.words)])}")
+    lines.append(f"to resume: {shlex.join(['bpcbench', *_again(arguments.words)])}")
     return "\n".join(lines)
 
 
 def _again(words: list[str]) -> list[str]:
-    """Return the command without --recompute: what was made anew before the end is kept."""
+    """Return the command without --recompute: results recomputed before the end are kept."""
     result, skip = [], False
     for word in words:
         if not skip and word != "--recompute" and not word.startswith("--recompute="):
@@ -98,7 +101,7 @@ def _again(words: list[str]) -> list[str]:
 
 def _summary(plan: Plan) -> str:
     cells = sum(not cell.skipped for cell in plan.cells)
-    lines = [f"{plan.suite.name}: {cells:,} cells, {len(plan.stages):,} stages asked for"]
+    lines = [f"{plan.suite.name}: {cells:,} cells, {len(plan.stages):,} stages"]
     by_kind: dict[str, Counter[str]] = {}
     for planned in plan.stages:
         by_kind.setdefault(planned.kind, Counter())[planned.status] += 1
@@ -141,7 +144,7 @@ def _shared(stages: Iterable[PlannedStage]) -> Iterator[str]:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Print what a run would do."""
+    """Print the stages that a run would execute."""
     prepared = suite_session(arguments).prepare()
     if arguments.json:
         print(json.dumps([_as_json(planned) for planned in prepared.plan.stages], indent=1))
@@ -171,7 +174,7 @@ def _as_json(planned: PlannedStage) -> dict[str, object]:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Print the table of what the store has."""
+    """Print the table of the results in the store."""
     check_output(arguments.output)
     if arguments.open and arguments.format != "html":
         raise UserError("--open shows a page: add --format html")
@@ -203,13 +206,13 @@ def _page(arguments: argparse.Namespace, view: View) -> int:
 
 
 def check_output(output: str | None) -> None:
-    """Raise UserError unless a file can be written there, as far as can be told beforehand."""
+    """Raise UserError if it is clear beforehand that the output file cannot be written."""
     if output is not None and (not Path(output).absolute().parent.is_dir() or Path(output).is_dir()):
-        raise UserError(f"--output {output}: there is no such folder to write a file into")
+        raise UserError(f"--output {output}: its folder does not exist, or it is a folder itself")
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Run the trials of a suite and write the preset, and the trials beside it."""
+    """Run the trials of a suite, and write the preset and the record of its trials."""
     check_output(arguments.output)
     output = Path(arguments.output) if arguments.output else None
     record = output.parent / "records" / f"{output.stem}.csv" if output else None
@@ -240,7 +243,7 @@ def _metrics(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _differences(arguments: argparse.Namespace, view: View) -> str:
-    """Return the paired differences that were asked for, or an empty text."""
+    """Return the requested paired differences, or an empty string."""
     from bpcbench.reporting.pairs import AXES
 
     for axis in AXES:
@@ -267,7 +270,7 @@ def _table(arguments: argparse.Namespace, view: View) -> str:
 
 
 def _rendered(arguments: argparse.Namespace, table: Table) -> str:
-    """Return a table as the arguments ask for it, as wide as the terminal if there is one."""
+    """Return a table in the requested format, as wide as the terminal if there is one."""
     from bpcbench.reporting import render
 
     terminal = sys.stdout.isatty() and not getattr(arguments, "output", None)

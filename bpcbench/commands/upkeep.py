@@ -1,4 +1,4 @@
-"""The command `doctor`: what surrounds a store, and whether it works."""
+"""The command `doctor`: check the environment and the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bpcbench.text import spell_bytes
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Say what bpcbench finds around it; exit code 1 if something is broken."""
+    """Print the state of the environment and the store; exit code 1 if something is broken."""
     from bpcbench.commands.data import examine
 
     broken = False
@@ -30,9 +30,9 @@ def doctor(arguments: argparse.Namespace) -> int:
     print(f"  {'usable CPUs':<14} {usable_cpus()}")
     print(f"  {'device':<14} {_device()}")
     print("plugins")
-    for plugin in registry().found:
+    for plugin in registry().plugins:
         broken |= bool(plugin.error)
-        state = f"NOT LOADED: {plugin.error}" if plugin.error else f"ok, brings {len(plugin.classes)}"
+        state = f"NOT LOADED: {plugin.error}" if plugin.error else f"ok, {len(plugin.classes)} plugin classes"
         print(f"  {plugin.name:<14} {f'{plugin.distribution} {plugin.version}'.strip()}: {state}")
     data = data_root(arguments.data)
     print(f"data sets (looked for in {data})")
@@ -59,7 +59,7 @@ def _examine(root: Path) -> tuple[bool, list[str]]:
     from bpcbench.tracking.location import database, named_server, redacted, tracking_uri
 
     if not (root / "store.json").exists():
-        return False, ["none yet; a run makes it"]
+        return False, ["none yet; a run creates it"]
     try:
         store = Store.open(root)
         with store.turn("doctor"):
@@ -79,5 +79,5 @@ def _examine(root: Path) -> tuple[bool, list[str]]:
     except BpcbenchError as error:
         return True, [*lines, str(error)]
     made = named_server() is not None or database(store.root).exists()
-    lines.append(f"MLflow: {uri}" + ("" if made else " (not made yet)"))
+    lines.append(f"MLflow: {uri}" + ("" if made else " (not created yet)"))
     return False, lines

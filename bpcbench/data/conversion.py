@@ -1,10 +1,10 @@
-"""Images of another data set in the shape of the cell's own, so that they can be predicted.
+"""Convert images of another data set to the shape of the cell's own, so that they can be predicted.
 
 Grey becomes colour by repeating the channel; colour becomes grey by the luminance of ITU-R BT.601, 0.299 R + 0.587 G +
 0.114 B, rounded. A size that is a whole multiple of the wanted one is reduced by box averaging, in which every pixel
 counts once; any other size by bilinear interpolation whose filter widens with the reduction, so that nothing aliases
-(an aliased picture would be told apart for its artefacts). The aspect is not kept. A picture that already has the
-wanted shape is never touched.
+(an aliased image would be detected by its artefacts). The aspect ratio is not kept. An image that already has the
+wanted shape is never changed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from bpcbench.errors import UserError
 from bpcbench.records import Array
 
 VERSION = 1
-"""Bumped when the same picture would be converted differently; part of the key of every converted split."""
+"""Bumped when the same image would be converted differently; part of the key of every converted split."""
 
 Shape = tuple[int, int, int]
 _LUMINANCE = np.array([299, 587, 114], np.int64)
 
 
 def conversion(name: str, shape: Shape, wanted: Shape) -> str:
-    """Return in words how images of a data set come to the wanted shape, "" if they have it; else raise UserError."""
+    """Describe the conversion to the wanted shape, "" if none is needed; raise UserError if it is not possible."""
     steps = []
     if shape[0] != wanted[0]:
         if 1 not in (shape[0], wanted[0]) or (wanted[0] == 1 and shape[0] != 3):

@@ -1,6 +1,6 @@
-"""Fetching the files that a data set declares: resumed, checked, unpacked safely, and there completely or not at all.
+"""Download the files that a data set declares: resumed, verified, unpacked safely, and moved into place atomically.
 
-What is under way lies in `.bpcbench/downloads` below the data root. A file or folder that is there is never replaced.
+Partial downloads lie in `.bpcbench/downloads` below the data root. An existing file or folder is never replaced.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from bpcbench.text import spell_bytes
 
 _TIMEOUT = 60.0
 _ATTEMPTS = 3
-"""How often in a row a connection may be cut before anything came through it."""
+"""How many connections in a row may break without delivering a byte."""
 _SLICE = 1 << 18
 _CUT = (http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 def fetch(wanted: Download, root: Path) -> Path:
-    """Bring one file, or what its archive holds, below `root` and return where it is; UserError if that cannot be.
+    """Download one file, or the folder in its archive, below `root` and return its path; raise UserError on failure.
 
-    What was fetched before is kept when the connection breaks, so that the next call goes on from there.
+    A partial download is kept when the connection breaks, and the next call resumes it.
     """
     target = root / wanted.path
     if target.exists():
-        raise UserError(f"{target} is there already; move it away to fetch it anew")
+        raise UserError(f"{target} exists already; move it away to download it again")
     place = root / ".bpcbench" / "downloads"
     name = f"{hashlib.sha256(wanted.url.encode()).hexdigest()[:8]}-{wanted.url.rpartition('/')[2] or 'file'}"
     part = place / f"{name}.part"
@@ -67,20 +67,20 @@ def fetch(wanted: Download, root: Path) -> Path:
 
 
 def by_hand(wanted: Download, root: Path) -> str:
-    """Say what to place where for someone who has to fetch the file otherwise."""
+    """Return instructions for downloading the file by hand."""
     checksum = f"MD5 {wanted.md5}" if wanted.md5 else f"SHA-256 {wanted.sha256}"
-    what = "unpack it to make" if wanted.unpack else "place it as"
+    what = "unpack it as" if wanted.unpack else "place it as"
     return f"{wanted.url} ({checksum}): {what} {root / wanted.path}"
 
 
 @contextlib.contextmanager
 def _alone(part: Path) -> Iterator[IO[bytes]]:
-    """Open the unfinished file at its end, for one process at a time."""
+    """Open the partial file for appending, locked for one process at a time."""
     with part.open("ab") as stream:
         try:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another process is fetching {part.name}") from None
+            raise UserError(f"another process is downloading {part.name}") from None
         stream.seek(0, os.SEEK_END)
         yield stream
 
@@ -89,37 +89,37 @@ def _check_space(wanted: Download, root: Path, have: int) -> None:
     needed = ((wanted.size or 0) - have) + (wanted.size or 0) * wanted.unpack
     free = shutil.disk_usage(root).free
     if needed > free:
-        raise UserError(f"{wanted.url} needs {spell_bytes(needed)} below {root}, where {spell_bytes(free)} are free")
+        raise UserError(f"{wanted.url} needs {spell_bytes(needed)} below {root}, but only {spell_bytes(free)} are free")
 
 
 def _complete(wanted: Download, stream: IO[bytes]) -> None:
-    """Fetch what is missing and check the whole; a wrong whole is fetched once more if part of it was older."""
+    """Download the rest and verify the checksum; if a resumed file does not match, download it once from the start."""
     resumed = stream.tell() > 0
     _continue(wanted, stream)
-    found = _checksum(wanted, stream)
-    if found and resumed:
+    mismatch = _checksum(wanted, stream)
+    if mismatch and resumed:
         stream.truncate(0)
         stream.seek(0)
         _continue(wanted, stream)
-        found = _checksum(wanted, stream)
-    if found:
+        mismatch = _checksum(wanted, stream)
+    if mismatch:
         Path(stream.name).unlink()
-        raise UserError(f"{wanted.url} is not the official file: {found}. Nothing of it was kept.")
+        raise UserError(f"{wanted.url} is not the official file: {mismatch}. Nothing of it was kept.")
 
 
 def _continue(wanted: Download, stream: IO[bytes]) -> None:
-    """Append to the stream until the server has no more; try again after a cut connection."""
+    """Append to the stream until the file is complete; retry when the connection breaks."""
     idle = 0
     while True:
         before = stream.tell()
         try:
             if _receive(wanted, stream):
                 break
-            why = "the connection was cut"
+            why = "the connection broke"
         except urllib.error.HTTPError as error:
-            if error.code == 416 and before:  # all is there, or more than there should be: the checksum will tell
+            if error.code == 416 and before:  # complete, or too long: the checksum decides
                 break
-            raise UserError(f"{wanted.url} cannot be fetched: HTTP status {error.code} {error.reason}") from None
+            raise UserError(f"{wanted.url} cannot be downloaded: HTTP status {error.code} {error.reason}") from None
         except urllib.error.URLError as error:
             raise UserError(f"{wanted.url} cannot be reached: {error.reason}") from None
         except _CUT as error:
@@ -128,14 +128,14 @@ def _continue(wanted: Download, stream: IO[bytes]) -> None:
         idle = idle + 1 if stream.tell() == before else 0
         if idle == _ATTEMPTS:
             raise UserError(
-                f"{wanted.url}: {why} after {spell_bytes(stream.tell())}, which are kept; the same command goes on"
+                f"{wanted.url}: {why} after {spell_bytes(stream.tell())}, which are kept; run it again to resume"
             )
     stream.flush()
     os.fsync(stream.fileno())
 
 
 def _receive(wanted: Download, stream: IO[bytes]) -> bool:
-    """Append one response to the stream; say whether it came completely."""
+    """Append one response to the stream; return whether it is complete."""
     from tqdm import tqdm
 
     have = stream.tell()
@@ -145,7 +145,7 @@ def _receive(wanted: Download, stream: IO[bytes]) -> bool:
     request = urllib.request.Request(wanted.url, headers=headers)  # noqa: S310 - a Download is http or https
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:  # noqa: S310
         if have and (response.status != 206 or not _starts_at(response.headers.get("Content-Range"), have)):
-            stream.truncate(0)  # the server does not resume: from the start
+            stream.truncate(0)  # the server does not resume: start over
             have = stream.seek(0)
         length = response.headers.get("Content-Length")
         total = have + int(length) if length and length.isdigit() else None
@@ -157,10 +157,10 @@ def _receive(wanted: Download, stream: IO[bytes]) -> bool:
             unit_scale=True,
             mininterval=0.1 if sys.stderr.isatty() else 5.0,
             file=sys.stderr,
-        ) as shown:
+        ) as bar:
             while part := response.read(_SLICE):
                 stream.write(part)
-                shown.update(len(part))
+                bar.update(len(part))
     return total is None or stream.tell() >= total
 
 
@@ -169,17 +169,17 @@ def _starts_at(content_range: str | None, have: int) -> bool:
 
 
 def _checksum(wanted: Download, stream: IO[bytes]) -> str:
-    """Return what is wrong with the checksum, or an empty string."""
+    """Return how the checksum differs from the official one, or an empty string."""
     name, official = ("sha256", wanted.sha256) if wanted.sha256 else ("md5", wanted.md5)
-    found: Any = hashlib.new(name, usedforsecurity=False)
+    actual: Any = hashlib.new(name, usedforsecurity=False)
     with Path(stream.name).open("rb") as content:
         while part := content.read(_SLICE):
-            found.update(part)
-    return "" if found.hexdigest() == official.lower() else f"its {name} is {found.hexdigest()}, not {official}"
+            actual.update(part)
+    return "" if actual.hexdigest() == official.lower() else f"its {name} is {actual.hexdigest()}, not {official}"
 
 
 def _unpack(archive: Path, target: Path, place: Path) -> None:
-    """Unpack beside the final place and rename the one folder that is wanted; nothing else of the archive is kept."""
+    """Unpack into a temporary folder and rename the wanted folder into place; the rest of the archive is discarded."""
     temporary = place / f"tmp-{uuid.uuid4().hex}"
     try:
         temporary.mkdir()
@@ -192,7 +192,7 @@ def _unpack(archive: Path, target: Path, place: Path) -> None:
             raise UserError(f"{archive.name} cannot be unpacked: {error}") from None
         folder = temporary / target.name
         if not folder.is_dir():
-            raise UserError(f"{archive.name} holds no folder {target.name}")
+            raise UserError(f"{archive.name} contains no folder {target.name}")
         folder.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

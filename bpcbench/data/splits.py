@@ -1,4 +1,4 @@
-"""Loading the splits of a data set; `validation` is a fixed, stratified tenth of train, held out on request."""
+"""Load the splits of a data set; `validation` is a fixed, stratified tenth of train, held out on request."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SUBSET_SEED = 0
 def load_split(
     dataset: Dataset, root: Path, split: str, *, holdout: bool = False, examples: int | None = None
 ) -> Split:
-    """Return a split; with `holdout`, train is without the validation part.
+    """Return a split; with `holdout`, train excludes the validation part.
 
-    `examples` asks for a fixed subset of that many images, stratified by the labels where there are any, in the
-    split's order; a split that is not larger comes whole.
+    `examples` requests a fixed subset of that many images, in the split's order and stratified by label where there are
+    labels. A split that is not larger is returned whole.
     """
     found = _load(dataset, root, split, holdout=holdout)
     if examples is None or examples >= len(found):
@@ -46,9 +46,9 @@ def evaluated_split(
     examples: int | None = None,
     shape: tuple[int, int, int] | None = None,
 ) -> Split:
-    """Return a split as a coreset of `classes` classes predicts it: `examples` of it, converted to `shape`.
+    """Return a split for prediction by a coreset of `classes` classes: `examples` of it, converted to `shape`.
 
-    Labels are None where they number classes that the coreset does not know.
+    Labels are None if the data set has other classes than the coreset.
     """
     loaded = load_split(dataset, root, split, examples=examples)
     images = loaded.images if shape is None else converted(loaded.images, shape)
@@ -56,7 +56,7 @@ def evaluated_split(
 
 
 def split_size(facts: Facts, split: str) -> int:
-    """Return how many images a split has, without reading labels; for `validation` the number is rounded."""
+    """Return the number of images in a split, without reading labels; for `validation` it is rounded."""
     return round(VALIDATION_FRACTION * facts.sizes[TRAIN]) if split == VALIDATION else facts.sizes[split]
 
 
@@ -73,7 +73,7 @@ def _load(dataset: Dataset, root: Path, split: str, *, holdout: bool) -> Split:
 
 
 def check_split(dataset: Dataset, root: Path, split: str) -> Facts:
-    """Return the facts of a data set that has the split, else raise UserError; `validation` is part of train."""
+    """Return the facts of a data set; raise UserError if it lacks the split. `validation` is part of train."""
     options = {name: value for name, value in describe(dataset).items() if name != "plugin"}
     facts = dataclasses.replace(dataset.facts(root), name=dataset.name, options=options)
     if (TRAIN if split == VALIDATION else split) not in facts.sizes:
@@ -99,7 +99,7 @@ def planning_facts(dataset: Dataset, root: Path, *, holdout: bool) -> Facts:
 
 
 def _checked(dataset: Dataset, name: str, split: Split, facts: Facts) -> Split:
-    """Raise ValueError unless a data set keeps its contract."""
+    """Return the split; raise ValueError if it violates the contract of data sets."""
     where = f"data set {dataset.name}, split {name}"
     if split.images.dtype != np.uint8 or split.images.shape[1:] != facts.shape:
         raise ValueError(

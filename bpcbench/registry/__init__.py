@@ -1,1 +1,1 @@
-"""Plugins: how they are found, checked and configured."""
+"""Plugins: discovery, checks and options."""

@@ -38,8 +38,8 @@ LOCAL_VARIABLE = "BPCBENCH_PLUGINS"
 
 
 @dataclass(frozen=True)
-class Found:
-    """One entry point and what became of it: `error` is empty if it is in use."""
+class LoadedPlugin:
+    """One entry point and the outcome of loading it. `error` is empty if it loaded."""
 
     name: str
     distribution: str
@@ -61,10 +61,13 @@ class Registered:
 
 @dataclass
 class Registry:
-    """All plugins of this environment. Built once by `registry()`; tests may build their own."""
+    """All plugins of this environment: `plugins` by entry point, `classes` by kind and name.
+
+    `registry()` builds it once per process; tests may build their own.
+    """
 
     manager: pluggy.PluginManager
-    found: list[Found] = field(default_factory=list)
+    plugins: list[LoadedPlugin] = field(default_factory=list)
     classes: dict[tuple[str, str], Registered] = field(default_factory=dict)
     suites: dict[str, Path] = field(default_factory=dict)
 
@@ -73,7 +76,7 @@ class Registry:
         return sorted(name for k, name in self.classes if k == kind)
 
     def get(self, kind: str, name: str) -> Registered:
-        """Return the class of that kind and name, or raise with a did-you-mean and what failed to load."""
+        """Return the class of that kind and name; raise UserError, naming plugins that failed to load."""
         try:
             return self.classes[kind, name]
         except KeyError:
@@ -82,12 +85,12 @@ class Registry:
                 message += f"\n    note: plugin {broken.name!r} of {broken.distribution} did not load: {broken.error}"
             raise UserError(message) from None
 
-    def broken(self) -> list[Found]:
-        """Return the entry points that could not be used."""
-        return [found for found in self.found if found.error]
+    def broken(self) -> list[LoadedPlugin]:
+        """Return the entry points that failed to load."""
+        return [plugin for plugin in self.plugins if plugin.error]
 
     def observe(self, event: StageEvent, report: Callable[[str], None]) -> None:
-        """Tell every observer; an observer that fails is reported and does not disturb the others."""
+        """Notify every observer. A failing observer is reported and does not affect the others."""
         for impl in self.manager.hook.bpcbench_stage_finished.get_hookimpls():
             try:
                 impl.function(*(event for _ in impl.argnames))
@@ -95,7 +98,7 @@ class Registry:
                 report(f"observer {impl.plugin_name} failed: {type(error).__name__}: {error}")
 
     def published(self, report: Callable[[str], None]) -> list[Publication]:
-        """Return the publications of all plugins; those of a plugin that fails are reported and left out."""
+        """Return the publications of all plugins. A plugin that fails is reported and skipped."""
         publications: list[Publication] = []
         for impl in self.manager.hook.bpcbench_published.get_hookimpls():
             try:
@@ -111,7 +114,7 @@ class Registry:
         return publications
 
     def add(self, name: str, distribution: str, version: str, module: str, load: Callable[[], Any]) -> None:
-        """Load one plugin; whatever goes wrong is noted and everything it registered is taken back."""
+        """Load one plugin. On failure, record the error and roll back everything it registered."""
         before_classes, before_suites = dict(self.classes), dict(self.suites)
         plugin: Any = None
         known = True
@@ -127,9 +130,9 @@ class Registry:
             if not known and self.manager.is_registered(plugin):
                 self.manager.unregister(plugin)
             self.classes, self.suites = before_classes, before_suites
-            self.found.append(Found(name, distribution, version, module, _one_line(error)))
+            self.plugins.append(LoadedPlugin(name, distribution, version, module, _one_line(error)))
         else:
-            self.found.append(Found(name, distribution, version, module, "", classes))
+            self.plugins.append(LoadedPlugin(name, distribution, version, module, "", classes))
 
     def _register(self, plugin: Any, name: str, distribution: str) -> Iterator[str]:
         for kind, base in KINDS.items():
@@ -157,7 +160,7 @@ def load_registry() -> Registry:
     manager = pluggy.PluginManager("bpcbench")
     manager.add_hookspecs(hooks)
     result = Registry(manager)
-    for distribution, version, entry in _entry_points(result.found):
+    for distribution, version, entry in _entry_points(result.plugins):
         result.add(entry.name, distribution, version, entry.value, entry.load)
     for module in filter(None, map(str.strip, os.environ.get(LOCAL_VARIABLE, "").split(","))):
         result.add(module, "local", "", module, functools.partial(importlib.import_module, module))
@@ -170,23 +173,25 @@ def registry() -> Registry:
     return load_registry()
 
 
-def _entry_points(unreadable: list[Found]) -> list[tuple[str, str, importlib.metadata.EntryPoint]]:
-    found: dict[tuple[str, str], tuple[str, str, importlib.metadata.EntryPoint]] = {}
+def _entry_points(unreadable: list[LoadedPlugin]) -> list[tuple[str, str, importlib.metadata.EntryPoint]]:
+    entry_points: dict[tuple[str, str], tuple[str, str, importlib.metadata.EntryPoint]] = {}
     for distribution in importlib.metadata.distributions():
         try:
-            # To parse the metadata of every distribution takes longer than to load all plugins: most do not name us.
+            # Parsing the metadata of every distribution takes longer than loading all plugins, and most do not name us.
             if f"[{GROUP}]" not in (distribution.read_text("entry_points.txt") or ""):
                 continue
             entries = [entry for entry in distribution.entry_points if entry.group == GROUP]
             name, version = str(distribution.name), str(distribution.version)
         except Exception as error:
-            # Some distribution's metadata are damaged; it need not even be a plugin.
-            unreadable.append(Found("?", str(getattr(distribution, "_path", "unknown")), "", "", _one_line(error)))
+            # The metadata of some distribution is damaged; it may not even be a plugin.
+            unreadable.append(
+                LoadedPlugin("?", str(getattr(distribution, "_path", "unknown")), "", "", _one_line(error))
+            )
             continue
         for entry in entries:
-            # An editable install may be listed twice on sys.path; the first one is what imports would find.
-            found.setdefault((name, entry.name), (name, version, entry))
-    return [found[key] for key in sorted(found, key=lambda key: (key[0] != "bpcbench", key))]
+            # An editable install may appear twice on sys.path; imports resolve to the first.
+            entry_points.setdefault((name, entry.name), (name, version, entry))
+    return [entry_points[key] for key in sorted(entry_points, key=lambda key: (key[0] != "bpcbench", key))]
 
 
 def _check_version(plugin: Any) -> None:
@@ -205,7 +210,7 @@ def _check_version(plugin: Any) -> None:
 
 
 def _check_marks(plugin: Any) -> None:
-    """Refuse functions that look like hooks and are not: forgotten decorators would make them do nothing."""
+    """Reject functions named like hooks but not decorated: they would silently do nothing."""
     for name, value in list(vars(plugin).items()):
         if not name.startswith("bpcbench_") or not inspect.isfunction(value):
             continue

@@ -1,6 +1,6 @@
-"""A plugin's options: casting what a suite says to the declared types, and naming the result exactly.
+"""A plugin's options: cast the values of a suite to the declared types, and describe the result exactly.
 
-OmegaConf does the casting, one option at a time, so that every mistake is found and none hides another.
+OmegaConf does the casting, one option at a time, so that all mistakes are reported together.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _type_hints(cls: Any) -> Mapping[str, Any]:
 
 
 def readable_type(hint: Any) -> str:
-    """Return a type as people write it: `int`, `float or null`, `'a' | 'b'`."""
+    """Return a readable name of a type: `int`, `float or null`, `'a' | 'b'`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " | ".join(repr(arg) for arg in args)
@@ -64,7 +64,7 @@ def readable_type(hint: Any) -> str:
 
 
 def build(registry: Registry, kind: str, ref: Ref, base: type[Plugin] | None = None) -> Plugin:
-    """Return the plugin instance that `ref` describes, with nested references built; raise OptionError if not."""
+    """Return the plugin instance that `ref` describes, with nested references built, or raise OptionError."""
     registered = registry.get(kind, ref.plugin)
     if base is not None and not issubclass(registered.cls, base):
         allowed = [name for name in registry.names(kind) if issubclass(registry.get(kind, name).cls, base)]
@@ -151,13 +151,13 @@ def _holder(hint: Any) -> Any:
 
 
 def cast(hint: Any, value: Any) -> Any:
-    """Return `value` as the declared type; raise ValueError that says what is allowed."""
+    """Return `value` as the declared type; raise ValueError naming what is allowed."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if type(value) in _SCALARS and type(value) in kinds and _faithful(value, value):
-        return value  # OmegaConf takes a third of a millisecond to say the same.
+        return value  # A shortcut: OmegaConf takes a third of a millisecond for the same answer.
     try:
         config = OmegaConf.structured(_holder(hint))
         OmegaConf.update(config, "value", value, merge=False)
@@ -174,7 +174,7 @@ _SCALARS = (int, float, bool, str, type(None))
 
 
 def _faithful(before: Any, after: Any) -> bool:
-    """Say whether a cast kept the meaning: OmegaConf makes '3' of 3, True of 5, and takes ??? and ${} for any type."""
+    """Return whether a cast kept the meaning: OmegaConf turns 3 into '3', 5 into True, and accepts ??? and ${}."""
     if isinstance(after, Mapping):
         return all(map(_faithful, before.values(), after.values()))
     if isinstance(after, list | tuple):
@@ -187,7 +187,7 @@ def _faithful(before: Any, after: Any) -> bool:
 
 
 def describe(plugin: Plugin) -> dict[str, Any]:
-    """Return `{plugin: name, option: value, ...}` with every option, from which `as_ref` and `build` make it again."""
+    """Return `{plugin: name, option: value, ...}` with every option; `as_ref` and `build` invert it."""
     result: dict[str, Any] = {"plugin": plugin.name}
     for field in dataclasses.fields(plugin):
         value = getattr(plugin, field.name)

@@ -1,9 +1,9 @@
-"""Hashes of the code behind a result, so that a plan can tell when cached results come from other code.
+"""Hashes of the code behind a result, so that a plan can tell when cached results were computed by other code.
 
-What counts is the source of the modules that the plugin classes are defined in, and of every module these import,
-transitively: at the top of a file or inside a function, also `importlib.import_module("literal")`, but not below
-`if TYPE_CHECKING`. Files are parsed, never imported. Modules of other libraries, such as numpy, do not count; their
-versions are part of a result's provenance.
+A hash covers the modules that define the plugin classes and every module these import, transitively: at the top of a
+file or inside a function, also by `importlib.import_module("literal")`, but not below `if TYPE_CHECKING`. Files are
+parsed, never imported. Modules of other libraries, such as numpy, are not covered; their versions are part of a
+result's provenance.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from bpcbench.registry.syntax import Source, digest, parse
 _CORE = "bpcbench"
 
 _IMPORTED_CORE = frozenset({"bpcbench.metrics", "bpcbench.detection", "bpcbench.sampling", "bpcbench.stats"})
-"""The modules of the core that compute numbers for plugins; they count if a plugin's code imports them.
+"""The core modules that compute numbers for plugins; they are covered if a plugin's code imports them.
 
-The rest of the core is contracts and bookkeeping, which change often and change no number. What the bodies of stages do
-has a version in the key.
+The rest of the core is contracts and bookkeeping, which change often without changing a number. The bodies of stages
+have a version in the key.
 """
 
 _TRAINING = ("bpcbench.running.seeding", "bpcbench.data.splits", "bpcbench.sampling")
@@ -38,15 +38,15 @@ _STAGE_CORE: Mapping[type[Plugin], tuple[str, ...]] = {
     Inference: (*_TRAINING, "bpcbench.data.conversion", "bpcbench.running.predictions"),
     Evaluator: ("bpcbench.running.seeding",),
 }
-"""The modules of the core that compute numbers for a stage whatever its plugin imports.
+"""The core modules that compute numbers for a stage whatever its plugin imports.
 
-What they import does not count: a metric added to `bpcbench.metrics` must not mark every prediction.
+Their own imports are not covered: a metric added to `bpcbench.metrics` must not mark every prediction.
 """
 
 
 @dataclass(frozen=True)
 class _Module:
-    """Where a module lies. `file` is None for a namespace package; `folders` is empty if it is no package."""
+    """The location of a module. `file` is None for a namespace package; `folders` is empty unless it is a package."""
 
     file: Path | None
     folders: tuple[Path, ...] = ()
@@ -54,13 +54,13 @@ class _Module:
 
 @functools.cache
 def _lies_in(folders: frozenset[Path], top: str) -> bool:
-    # Not by find_spec: the finder that seeds torch when it is imported takes a search for the import.
+    # Not find_spec: the finder that seeds torch on import would mistake the search for the import.
     return any((folder / top / "__init__.py").is_file() or (folder / f"{top}.py").is_file() for folder in folders)
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """Whose code counts: some packages, and whatever lies beside them in a folder of sources."""
+    """Whose code is covered: some packages, and whatever lies beside them in a source folder."""
 
     packages: frozenset[str]
     folders: frozenset[Path]
@@ -78,9 +78,9 @@ _files: dict[Path, tuple[tuple[int, int], Source]] = {}
 
 
 def code_hash(registry: Registry, classes: Iterable[type[Plugin]]) -> str:
-    """Return a hash of all code that plugins of these classes may run; comments, docstrings and layout do not count.
+    """Return a hash of all code that plugins of these classes may run; comments, docstrings and layout are ignored.
 
-    It is computed once per process and set of classes: the process runs the code it has loaded, not later edits.
+    Computed once per process and set of classes: the process runs the code it has loaded, not later edits.
     """
     return _hashed(registry, classes)[0]
 
@@ -91,7 +91,7 @@ def code_modules(registry: Registry, classes: Iterable[type[Plugin]]) -> Mapping
 
 
 def clear() -> None:
-    """Forget everything that was read."""
+    """Clear all caches."""
     _hashes.clear()
     _files.clear()
     _find.cache_clear()
@@ -101,7 +101,7 @@ def clear() -> None:
 
 def _hashed(registry: Registry, classes: Iterable[type[Plugin]]) -> tuple[str, Mapping[str, str]]:
     chosen = frozenset(classes)
-    entries = frozenset((entry.distribution, entry.module) for entry in registry.found)
+    entries = frozenset((entry.distribution, entry.module) for entry in registry.plugins)
     known = _hashes.get((entries, chosen))
     if known is None:
         modules = _modules(entries, chosen)
@@ -144,13 +144,13 @@ def _scope(entries: _Entries, packages: frozenset[str]) -> _Scope:
         try:
             files = importlib.metadata.distribution(name).files or ()
         except Exception:  # noqa: S112
-            continue  # plugins named by an environment variable have none
+            continue  # plugins named by an environment variable have no distribution
         tops.update(file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py")
     return _Scope(frozenset(tops - {_CORE}), sources)
 
 
 def _installed(folder: Path) -> bool:
-    """Tell a folder such as site-packages, where everybody's modules lie side by side, from a folder of sources."""
+    """Return whether a folder is one like site-packages, shared by unrelated modules, rather than a source folder."""
     return folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
 
 
@@ -165,7 +165,7 @@ def _folder(top: str) -> Path | None:
 
 @functools.cache
 def _find(name: str) -> _Module | None:
-    """Locate a module without importing it or its package; return None if there is no such module with source."""
+    """Locate a module without importing it or its package; return None if there is none with source."""
     parent, _, tail = name.rpartition(".")
     module = _below(_find(parent), tail) if parent else _top_level(name)
     if module is None and (file := getattr(sys.modules.get(name), "__file__", None)):
@@ -196,7 +196,7 @@ def _below(package: _Module | None, name: str) -> _Module | None:
 
 
 def _imported(source: Source, name: str, is_package: bool) -> Iterator[str]:
-    """Yield the modules that a module may import; some names are attributes instead, and no module is found."""
+    """Yield the modules that a module may import; names of attributes are among them and resolve to no module."""
     package = name if is_package else name.rpartition(".")[0]
     for item in source.imports:
         base = item.module
@@ -211,7 +211,7 @@ def _imported(source: Source, name: str, is_package: bool) -> Iterator[str]:
 
 
 def _reexported(names: frozenset[str]) -> Iterator[str]:
-    """Yield the modules that the core's top level has these names from."""
+    """Yield the modules from which the core's top level re-exports these names."""
     core = _find(_CORE)
     if core is not None and core.file is not None:
         yield from (item.module for item in _read(core.file).imports if item.names & names)
@@ -225,5 +225,5 @@ def _read(path: Path) -> Source:
         if known is None or known[0] != stamp:
             known = _files[path] = (stamp, parse(path.read_bytes()))
     except OSError:
-        return Source("unreadable")  # a result must not be lost because somebody moves a file meanwhile
+        return Source("unreadable")  # a file moved meanwhile must not cost a result
     return known[1]

@@ -1,4 +1,4 @@
-"""What a source file says: a hash of its code, and what it imports."""
+"""The parsed content of a source file: a hash of its code, and its imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Source:
-    """What a file says: a hash of its code, and what it imports."""
+    """A hash of a file's code, and its imports."""
 
     digest: str
     imports: tuple[Import, ...] = ()
@@ -32,7 +32,7 @@ def digest(content: bytes) -> str:
 
 
 def parse(content: bytes) -> Source:
-    """Read a file's content: comments, docstrings and layout do not count; what does not parse counts as it is."""
+    """Parse a file's content. Comments, docstrings and layout are ignored; invalid syntax is hashed byte by byte."""
     try:
         reader = _Reader()
         reader.visit(ast.parse(content))
@@ -65,7 +65,7 @@ class _Reader:
         self.words.append(type(node).__name__)
         for field in node._fields:
             value = getattr(node, field, None)
-            # Fields that are empty are those that other versions of Python may not have.
+            # Empty fields are skipped: other versions of Python may not have them.
             if value is not None and value != [] and field not in ("ctx", "kind", "type_comment"):
                 self.words.append(field)
                 self._value(value)
@@ -106,7 +106,7 @@ def _names(node: ast.expr, *names: str) -> bool:
 
 
 def _is_text(statement: Any) -> bool:
-    """Return whether a statement is a docstring, of a variable perhaps: a string that nothing is done with."""
+    """Return whether a statement is a bare string: a docstring, possibly of a variable."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)

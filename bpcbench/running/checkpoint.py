@@ -1,7 +1,7 @@
-"""Checkpoints of a stage's loops: one folder each, complete or absent, adopted by whoever tries next.
+"""Checkpoints of a stage's loops: one folder each, written atomically, from which the next attempt resumes.
 
-Every attempt at a stage has a private folder, so that two attempts (where locks do not work) never mix; a new attempt
-looks through all of them for the furthest complete checkpoint.
+Every attempt at a stage has a private folder, so that concurrent attempts (where locks do not work) never mix. A
+new attempt searches all of them for the furthest complete checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVENTS = "events.jsonl"
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Where a stage stood: the finished loops, the current one after `step` steps, and what it had cost."""
+    """The state of a stage: its finished loops, the current loop after `step` steps, and the time spent so far."""
 
     path: Path
     loop: int
@@ -35,7 +35,7 @@ class Checkpoint:
 def save(
     attempt: Path, *, loop: int, step: int, total: int, elapsed: float, cpu: float, events: int, state: Packed
 ) -> None:
-    """Write a checkpoint into an attempt's folder and remove those it goes beyond, of earlier attempts too."""
+    """Write a checkpoint into an attempt's folder and remove all earlier ones, also of other attempts."""
     temporary = folder.temporary(attempt)
     meta = {
         "loop": loop,
@@ -60,12 +60,12 @@ def save(
 
 
 def newest(scratch: Path) -> Checkpoint | None:
-    """Return the furthest complete checkpoint of all attempts; damaged ones are passed over."""
+    """Return the furthest complete checkpoint of all attempts; damaged ones are skipped."""
     paths = sorted(scratch.glob("*/checkpoint-*"), key=lambda path: path.name, reverse=True)
     for path in paths:
-        found = _load(path)
-        if found is not None:
-            return found
+        loaded = _load(path)
+        if loaded is not None:
+            return loaded
     return None
 
 
@@ -79,7 +79,7 @@ def _load(path: Path) -> Checkpoint | None:
     try:
         arrays = dict(folder.LazyArrays(path / folder.ARRAYS))
     except OSError:
-        # Removed meanwhile by an attempt that is still at work, where locks do not work.
+        # Removed meanwhile by a concurrent attempt, where locks do not work.
         return None
     return Checkpoint(
         path=path,

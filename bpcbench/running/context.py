@@ -1,4 +1,4 @@
-"""What a running plugin may use: seed, device, scratch, and `steps()` with progress, checkpoints and exact resume."""
+"""The context of a running plugin: seed, device, scratch, and `steps()` with progress, checkpoints and exact resume."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class StageContext:
         self._keep_snapshot = keep_snapshot
         self._interval = float(os.environ.get(CHECKPOINT_VARIABLE, CHECKPOINT_SECONDS))
         self._pause = min(self._interval, FLUSH_SECONDS)
-        self._found: Checkpoint | None = checkpoint.newest(attempt.parent)
-        self._resuming: dict[str, Any] = tree.unpack(self._found.state) if self._found else {}
+        self._checkpoint: Checkpoint | None = checkpoint.newest(attempt.parent)
+        self._resuming: dict[str, Any] = tree.unpack(self._checkpoint.state) if self._checkpoint else {}
         self._states: dict[str, Any] = {}
         self._loop = -1
         self._started = time.monotonic()
@@ -82,7 +82,7 @@ class StageContext:
 
     @property
     def elapsed(self) -> float:
-        """Seconds spent on this stage, those of interrupted attempts included as far as their work was kept."""
+        """Seconds spent on this stage, including interrupted attempts up to the checkpoint resumed from."""
         return self._elapsed_before + time.monotonic() - self._started
 
     @property
@@ -98,25 +98,25 @@ class StageContext:
         snapshot: Callable[[], Coreset] | None = None,
         what: str = "",
     ) -> Iterator[int]:
-        """Yield the steps still to do; see `bpcbench.api.Context.steps`."""
+        """Yield the remaining steps; see `bpcbench.api.Context.steps`."""
         if self.looping:
             raise RuntimeError(
-                "ctx.steps() inside a loop of ctx.steps(): only loops one after the other can be resumed"
+                "ctx.steps() inside a loop of ctx.steps(): nested loops cannot be resumed, only consecutive ones"
             )
         if self._pending:
-            # Of a loop that was left early; they belong to its name and its steps.
+            # Left over from a loop that ended early; they belong to its name and its steps.
             self._flush(self._step + 1)
         self._loop += 1
         state = dict(state or {})
         self._total, self._what, self._step, self._last_point = total, what, 0, {}
-        # One less, for the last step is always kept.
+        # One less, because the last step is always kept.
         self._stride = 1 if total <= MAX_POINTS else math.ceil(total / (MAX_POINTS - 1))
-        # Kept only to find out now, not an hour later, that something in it cannot be kept.
+        # A trial: state that cannot be captured fails now, not at the first checkpoint.
         tree.capture(state)
         start = done = self._resume(state)
         self.looping = True
         try:
-            # Steps are counted on over all loops that have snapshots, so that each has a number of its own.
+            # The count continues over all loops with snapshots, so that each snapshot has its own number.
             base = self._snapshot_base
             if start == 0 and base == 0:
                 self._snapshot(0, snapshot)
@@ -137,25 +137,25 @@ class StageContext:
         finally:
             self.looping = False
             self._snapshot_base += done if snapshot is not None else 0
-        # Later loops' checkpoints must be able to skip this one.
+        # Checkpoints of later loops need it to skip this one.
         self._states[str(self._loop)] = _plain(tree.capture(state))
 
     def log(self, **metrics: Any) -> None:
-        """Note scalars of the current step; see `bpcbench.api.Context.log`."""
+        """Record scalars of the current step; see `bpcbench.api.Context.log`."""
         step = self._step
         for name, value in metrics.items():
             shape = getattr(value, "shape", ())
             if shape and math.prod(shape) != 1:
                 raise ValueError(f"ctx.log takes scalars, but {name} has shape {tuple(shape)}")
             if hasattr(value, "detach") and not getattr(value, "is_cpu", True):
-                # A copy, since a plugin may change it in place before it is read, does not wait for the device.
+                # A plugin may change it in place before it is read; cloning does not synchronise the device.
                 value = value.detach().clone()
             elif hasattr(value, "item"):
                 value = value.item()
             self._pending.append((step, name, value))
 
     def close(self) -> None:
-        """Write what is pending; called when the stage's body has returned."""
+        """Write pending points; called when the stage's body has returned."""
         self._flush(self._step + 1)
         self._curves = self.curves()
         self._events.close()
@@ -164,46 +164,46 @@ class StageContext:
         """Return the events of this stage so far."""
         if self._events.closed:
             return self._curves
-        # By descriptor: where locks do not work, another attempt that was first removes the folder of this one.
+        # By descriptor: without working locks, an attempt that finishes first removes the folder of this one.
         return os.pread(self._events.fileno(), self._events_size(), 0)
 
     def _events_size(self) -> int:
         return os.fstat(self._events.fileno()).st_size
 
     def _resume(self, state: Mapping[str, Any]) -> int:
-        found = self._found
-        if found is None:
+        saved = self._checkpoint
+        if saved is None:
             return 0
         kept = self._resuming
-        if self._loop > found.loop or str(self._loop) not in kept["loops"]:
+        if self._loop > saved.loop or str(self._loop) not in kept["loops"]:
             return 0
         loop = kept["loops"][str(self._loop)]
         try:
             tree.restore(state, tree.Packed(loop["arrays"], loop["skeleton"]))
         except Exception as error:
-            hint = f"the checkpoint {found.path} is of other code ({error}); remove it to start over"
+            hint = f"the checkpoint {saved.path} was written by other code ({error}); remove it to start over"
             raise ValueError(hint) from error
         tree.restore_globals(loop["globals"])
-        if self._loop < found.loop:
+        if self._loop < saved.loop:
             return self._total
         self._states = {name: value for name, value in kept["loops"].items() if int(name) < self._loop}
-        self._elapsed_before, self._cpu_before = found.elapsed, found.cpu
+        self._elapsed_before, self._cpu_before = saved.elapsed, saved.cpu
         self._started, self._cpu_started = time.monotonic(), time.process_time()
         self._last_point = kept["points"]
-        self._adopt_events(found)
-        self.resumed_from = found.step
-        self._found, self._resuming = None, {}
-        return found.step
+        self._adopt_events(saved)
+        self.resumed_from = saved.step
+        self._checkpoint, self._resuming = None, {}
+        return saved.step
 
-    def _adopt_events(self, found: Checkpoint) -> None:
+    def _adopt_events(self, saved: Checkpoint) -> None:
         self._events.close()
         mine = self.attempt / checkpoint.EVENTS
-        theirs = found.path.parent / checkpoint.EVENTS
-        # They are curves only: a stage does not fail because those of an earlier attempt cannot be had.
+        theirs = saved.path.parent / checkpoint.EVENTS
+        # Only curves: a stage does not fail because those of an earlier attempt cannot be read.
         with contextlib.suppress(OSError, shutil.SameFileError):
             shutil.copyfile(theirs, mine)
         self._events = mine.open("a+b", buffering=0)
-        self._events.truncate(min(found.events, self._events_size()))
+        self._events.truncate(min(saved.events, self._events_size()))
 
     def _save(self, step: int, state: Mapping[str, Any]) -> None:
         started = time.monotonic()
@@ -229,7 +229,7 @@ class StageContext:
     def _snapshot(self, step: int, snapshot: Callable[[], Coreset] | None) -> None:
         if snapshot is None or self._keep_snapshot is None:
             return
-        # First of all, so that nothing is kept of a step at which a quantity was not finite.
+        # First, so that no snapshot is kept of a step with a non-finite quantity.
         self._flush(step - self._snapshot_base)
         try:
             self._keep_snapshot(step, snapshot(), self.elapsed)
@@ -264,12 +264,12 @@ class StageContext:
             with contextlib.suppress(OSError):
                 self._events.truncate(before)
             if not self._lost_points:
-                _warn(f"points of curves not written from step {self._step} on: {error}")
+                _warn(f"curve points not written from step {self._step} on: {error}")
             self._lost_points = True
 
 
 def _plain(packed: tree.Packed) -> dict[str, Any]:
-    # The global generators too: what a plugin draws between two loops must not depend on where it was resumed.
+    # Global generators too: draws between two loops must not depend on where the stage was resumed.
     return {"arrays": packed.arrays, "skeleton": packed.skeleton, "globals": tree.capture_globals()}
 
 
@@ -280,7 +280,7 @@ def _on_grid(step: int) -> bool:
 
 
 def _warn(text: str) -> None:
-    # The log may lie on the very disk that is full.
+    # The log may be on the disk that is full.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
@@ -295,7 +295,7 @@ def _as_floats(values: list[Any]) -> list[float]:
         else:
             result[index] = float(value)
     for (device, _, _), indices in alike.items():
-        # One transfer for all of them: reading them one by one would wait for the device each time.
+        # One transfer for all: reading them one by one would synchronise the device each time.
         stacked = torch.stack([values[index] for index in indices])  # type: ignore[union-attr]
         wide = stacked.double() if device.type != "mps" else stacked.float()
         for index, number in zip(indices, wide.flatten().tolist(), strict=True):

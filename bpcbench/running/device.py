@@ -34,20 +34,20 @@ def limit_threads(threads: int) -> None:
     """Set the number of CPU threads of everything loaded in this process."""
     import threadpoolctl
 
-    # Kept for the life of the process on purpose: the limits object would lift them when collected.
+    # Kept for the life of the process: the limits end when this object is collected.
     threadpoolctl.threadpool_limits(threads)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(threads)
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may use; where the system does not say, all that it has."""
+    """Return how many CPUs this process may use; all CPUs where the system does not tell."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def peak_memory() -> int | None:
-    """Return the largest resident memory of this process so far, in bytes, or None where it is not known."""
+    """Return the largest resident memory of this process so far, in bytes, or None if unknown."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""Follows the events that running stages write, and hands them to whoever listens: the progress, the tracker."""
+"""Follow the events that running stages write, and pass them to listeners: progress, tracker."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bpcbench.running.queue import Outcome
 
 
 class Listener(Protocol):
-    """Whoever wants to know how a run goes. All calls come from one run, but from several threads, one at a time."""
+    """Receives the events of one run. Calls come from several threads, but one at a time."""
 
     def started(self, stage: PlannedStage) -> None:
-        """Note a stage that has been handed to a worker."""
+        """Handle a stage that was handed to a worker."""
 
     def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
-        """Note new events of a running stage: points of curves, and how far it is."""
+        """Handle new events of a running stage: curve points and progress."""
 
     def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
-        """Note a stage that has ended."""
+        """Handle a stage that has ended."""
 
 
 class Monitor(threading.Thread):
@@ -39,7 +39,7 @@ class Monitor(threading.Thread):
         self._end = threading.Event()
 
     def started(self, stage: PlannedStage, attempt: Path) -> None:
-        """Start to follow a stage."""
+        """Start following a stage."""
         with self._lock:
             self._followed[stage.id] = (stage, attempt / EVENTS, 0)
             self._tell("started", stage)
@@ -52,7 +52,7 @@ class Monitor(threading.Thread):
                 self._tell("finished", stage, outcome)
 
     def run(self) -> None:
-        """Follow until told to end."""
+        """Follow until `end` is called."""
         while not self._end.wait(0.5):
             with self._lock:
                 for name, (stage, path, offset) in list(self._followed.items()):
@@ -72,7 +72,7 @@ class Monitor(threading.Thread):
                 getattr(listener, what)(*arguments)
             except Exception as error:
                 self.listeners.remove(listener)
-                self.report(f"{type(listener).__name__} is switched off: {type(error).__name__}: {error}")
+                self.report(f"{type(listener).__name__} is disabled: {type(error).__name__}: {error}")
 
 
 def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -80,7 +80,7 @@ def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     with contextlib.suppress(OSError), path.open("rb") as stream:
         stream.seek(0, 2)
         if stream.tell() < offset:
-            # The stage went back to a checkpoint.
+            # The stage resumed from a checkpoint.
             offset = 0
         stream.seek(offset)
         for line in stream:

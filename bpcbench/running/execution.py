@@ -1,4 +1,4 @@
-"""Carrying out a plan: the manifest is written, listeners are told, stages run, and the run is recorded."""
+"""Execute a plan: write the manifest, run the stages, notify listeners, and record the run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A plan that is ready to run: the plugins, the store's folder (which may not exist yet) and the data's.
+    """A plan that is ready to run, with the plugins, the store's folder (which may not exist yet) and the data folder.
 
     `source` and `overrides` are the suite as the user named it, `request` a digest of its content, `command` how to
-    run it again. `notes` are what
-    planning found out: what evaluators do without, and damaged members of the store.
+    run it again. `notes` are findings of planning: splits that evaluators do without, and damaged members of the store.
     """
 
     registry: Registry
@@ -61,7 +60,7 @@ def execute(
     quiet: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> Result:
-    """Run what a plan says is to do; what is to be recomputed is removed first."""
+    """Run the pending stages of a plan; results to be recomputed are removed first."""
     from bpcbench.planning.manifest import manifest_of
     from bpcbench.running.progress import Progress
     from bpcbench.running.run import Runner, choose_engine
@@ -136,7 +135,7 @@ def execute(
 
 
 def _story(folder: Path, manifest: Manifest, root: Path) -> Story:
-    """Return what MLflow shows of the invocation; a store of its own, because another thread asks."""
+    """Return what MLflow shows of the invocation. It opens its own store, because another thread calls it."""
     from bpcbench.reporting.view import View
     from bpcbench.running.story import tell
     from bpcbench.store.invocations import Invocation
@@ -149,7 +148,7 @@ def _story(folder: Path, manifest: Manifest, root: Path) -> Story:
 
 
 class _Recorder(threading.Thread):
-    """A Listener that keeps the run record up to date, with a heartbeat also while nothing happens."""
+    """A Listener that keeps the run record up to date, with a heartbeat even while nothing happens."""
 
     def __init__(self, journal: Journal, root: Path) -> None:
         super().__init__(name="recorder", daemon=True)
@@ -159,20 +158,20 @@ class _Recorder(threading.Thread):
         self._stop_event = threading.Event()
 
     def started(self, stage: PlannedStage) -> None:
-        """Note a stage that is under way."""
+        """Record a stage that is under way."""
         self._running[stage.id] = None
 
     def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
         """Do nothing: progress is in the stage's own files."""
 
     def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
-        """Note a stage that has ended."""
+        """Record a stage that has ended."""
         self._running.pop(stage.id, None)
         if outcome.status == "failed":
             self._failures.append(FailureRecord(stage.id, stage.label, outcome.message, ""))
 
     def run(self) -> None:
-        """Write the record now and then."""
+        """Update the record periodically."""
         while not self._stop_event.wait(1.0):
             self.journal.beat(list(self._running), list(self._failures))
 
@@ -188,7 +187,7 @@ def _failure(failure: Failure, root: Path) -> FailureRecord:
 
 
 def _scores_seen(manifest: Manifest, store: Store) -> str:
-    """Return a digest of all scores that are there, by which a later change of one is noticed."""
+    """Return a digest of all existing scores, which reveals later changes."""
     from bpcbench.store.address import digest
 
     seen = {}
@@ -200,7 +199,7 @@ def _scores_seen(manifest: Manifest, store: Store) -> str:
 
 
 def _forget(store: Store, planned: PlannedStage) -> None:
-    """Remove all that a stage has left: results, kept fits, snapshots and checkpoints."""
+    """Remove everything a stage left behind: results, kept fits, snapshots and checkpoints."""
     from bpcbench.store.address import Address
 
     stage = planned.stage
@@ -214,7 +213,7 @@ def _forget(store: Store, planned: PlannedStage) -> None:
 
 
 def _tidy(plan: Plan, store: Store) -> None:
-    """Remove the scratch of finished stages: what is left if a process is killed between its commit and its end."""
+    """Remove the scratch of finished stages, left behind if a process is killed between its commit and its end."""
     from bpcbench.store.locks import Busy
 
     made = {f"predict:{cell.predict}" for cell in plan.cells if cell.predict}

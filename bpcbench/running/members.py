@@ -10,7 +10,7 @@ from bpcbench.store.store import Store
 
 
 class Members(Mapping[str, Arrays]):
-    """The members of a prerequisite, opened when asked for, so that a hundred experts need not fit in memory."""
+    """The members of a prerequisite, opened on access, so that a hundred experts need not fit in memory."""
 
     def __init__(self, store: Store, addresses: list[Address]) -> None:
         self._store = store

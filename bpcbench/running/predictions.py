@@ -1,4 +1,4 @@
-"""Predictions: made batch by batch from a predictive, kept as float32 per example, and read back."""
+"""Predictions: computed batch by batch from a predictive, stored as float32 per example, and read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NORMALISED = 1e-3
 def predict_split(
     predictive: Predictive, images: Array, labels: Array | None, transform: Transform, batch: int
 ) -> dict[str, Array]:
-    """Return the arrays of Predictions for a whole split. Labels are used here, and never reach the predictive."""
+    """Return the arrays of Predictions for a whole split. Labels never reach the predictive."""
     parts: dict[str, list[Array]] = {}
     for start in range(0, len(images), batch):
         predicted = predictive.predict(transform.apply(images[start : start + batch]))

@@ -1,6 +1,6 @@
 """Imported once by the fork server, so that every worker starts with plugins and their frameworks in memory.
 
-Whatever fails here is left for the stage that needs it, where it is reported.
+Errors are ignored here; the stage that needs the module reports them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bpcbench.store import provenance
 __all__ = ["bpcbench"]
 
 if PRELOAD_VARIABLE in os.environ:
-    # A SIGTERM to all processes of a run must leave the server standing until the workers have written their
-    # checkpoints. Ignored, whichever thread of a library gets it; and blocked, so that it waits for a young worker.
+    # A SIGTERM to all processes of a run must not end the server before the workers have written their checkpoints.
+    # Ignored, whichever thread receives it; and blocked, so that it stays pending for a worker that is starting.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    # Nothing to tidy up in the server: without this it would take frameworks apart for a second after every run.
+    # The server has nothing to clean up: without this it would spend a second tearing down frameworks after every run.
     atexit.register(os._exit, 0)
 
 registry()
@@ -36,7 +36,7 @@ for _module in (
 ):
     with contextlib.suppress(Exception, SystemExit):
         importlib.import_module(_module)
-# The same for all workers of a run, and slow to find out.
+# The same for all workers of a run, and slow to compute.
 provenance.versions()
 provenance.machine()
 provenance.git_hash()

@@ -1,4 +1,4 @@
-"""What a person sees while a suite runs: bars with an ETA on a terminal, plain lines in a log file."""
+"""Progress display while a suite runs: bars with an ETA on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bpcbench.running.queue import Outcome
 from bpcbench.text import spell
 
 QUIET_SECONDS = 30.0
-"""Without a terminal: how often a line says how far running stages are."""
+"""Without a terminal: the interval between progress lines of a running stage."""
 
 
 class Progress:
@@ -41,13 +41,13 @@ class Progress:
             print(text, file=self.stream, flush=True)
 
     def started(self, stage: PlannedStage) -> None:
-        """Note when a stage began."""
+        """Record when a stage started."""
         self._last_line[stage.id] = time.monotonic()
 
     def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
-        """Show how far a stage is."""
-        far = next((line for line in reversed(lines) if line.get("total")), None)
-        if far is None or self.quiet:
+        """Show the progress of a stage."""
+        latest = next((line for line in reversed(lines) if line.get("total")), None)
+        if latest is None or self.quiet:
             return
         if self.terminal:
             bar = self._bars.get(stage.id)
@@ -55,18 +55,19 @@ class Progress:
                 position = 1 + next(i for i in range(100) if i + 1 not in {-b.pos for b in self._bars.values()})
                 bar = tqdm(file=self.stream, leave=False, position=position, unit="step", dynamic_ncols=True)
                 self._bars[stage.id] = bar
-            bar.set_description_str(f"{stage.kind} {stage.label} {far['what']}".strip(), refresh=False)
-            bar.total, bar.n = far["total"], far["done"]
+            bar.set_description_str(f"{stage.kind} {stage.label} {latest['what']}".strip(), refresh=False)
+            bar.total, bar.n = latest["total"], latest["done"]
             bar.refresh()
         elif time.monotonic() - self._last_line.get(stage.id, 0.0) > QUIET_SECONDS:
             self._last_line[stage.id] = time.monotonic()
-            left = far["t"] / max(far["done"], 1) * (far["total"] - far["done"])
+            left = latest["t"] / max(latest["done"], 1) * (latest["total"] - latest["done"])
             self.say(
-                f"  ... {stage.kind} {stage.label}: step {far['done']:,} of {far['total']:,}, about {spell(left)} left"
+                f"  ... {stage.kind} {stage.label}: step {latest['done']:,} of {latest['total']:,}, "
+                f"about {spell(left)} left"
             )
 
     def finished(self, stage: PlannedStage, outcome: Outcome) -> None:
-        """Count a stage and say what became of it."""
+        """Count a stage and print its outcome."""
         self.done += 1
         bar = self._bars.pop(stage.id, None)
         if bar is not None:

@@ -1,4 +1,4 @@
-"""Driving a plan through an engine: what is ready is run, what fails fails alone, what stops can go on later."""
+"""Run a plan on an engine: ready stages run, failures stay isolated, stopped stages can be resumed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from bpcbench.running.queue import Outcome, Queue
 from bpcbench.store.store import ABANDONED_SECONDS, Store
 
 GRACE_SECONDS = 30.0
-"""How long a stage that is asked to stop may take to write its checkpoint."""
+"""How long a stage may take to write its checkpoint when asked to stop."""
 
 
 def score_pool(run: RunInfo) -> Pool:
-    """Return the pool that scores run in: one process for many, since they are small and starting one costs more."""
+    """Return the pool for scores: one process for all, because starting one costs more than a score."""
     return LocalPool(run, slots=1, reuse=True)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A stage that failed, why, and where its output lies."""
+    """A stage that failed, the reason, and the log with its output."""
 
     stage: PlannedStage
     message: str
@@ -46,7 +46,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: how many stages ended in which way, and which failed."""
+    """The outcome of a run: the number of stages by status, and the failures."""
 
     counts: dict[str, int]
     failures: tuple[Failure, ...] = ()
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """0 if all is there, 1 if something failed, 128 + n if signal n stopped the run."""
+        """0 if all results exist, 1 if something failed, 128 + n if signal n stopped the run."""
         if self.signal is not None:
             return 128 + self.signal
         return 1 if self.failures or self.counts.get("skipped") else 0
@@ -62,7 +62,7 @@ class Result:
 
 @dataclass
 class Runner:
-    """Runs the stages of a plan that are to do. It is the host of its lanes: the engine's, and that of the scores."""
+    """Runs the pending stages of a plan. It is the host of two lanes: the engine's, and one for scores."""
 
     registry: Registry
     plan: Plan
@@ -119,7 +119,7 @@ class Runner:
             queue=self._queue,
             scores=scores,
             host=self,
-            # A store of its own: the lanes are in threads of their own.
+            # A store per lane: each lane runs in its own thread.
             store=Store(self.store.root),
             stop=self._stop,
             grace=self.grace,
@@ -139,7 +139,7 @@ class Runner:
             raise scores.error
 
     def task(self, planned: PlannedStage, jobs: int) -> Task:
-        """Return a new attempt at a stage, in a pool of so many slots."""
+        """Return a new attempt at a stage, in a pool of `jobs` slots."""
         suite = self.plan.suite
         return make_task(
             planned,
@@ -157,13 +157,13 @@ class Runner:
         self._monitor.started(planned, self.store.scratch(task.id) / task.attempt)
 
     def released(self, planned: PlannedStage) -> None:
-        """Follow an attempt no more; there will be another one."""
+        """Stop following an attempt; there will be another one."""
         self._monitor.finished(planned, Outcome(planned.id, "busy"))
 
     def finished(self, planned: PlannedStage, outcome: Outcome) -> None:
-        """Count a stage that is over, tell those who listen, and skip what depends on it if it failed."""
+        """Count a finished stage, notify listeners, and skip its dependents if it failed."""
         with self._queue.changed:
-            # What every worker notices, such as a file system without locks, is shown once.
+            # Messages common to all workers, such as a file system without locks, are shown once.
             new = tuple(message for message in outcome.messages if message not in self._shown)
             self._shown.update(new)
             self._tell(planned, replace(outcome, messages=new))
@@ -171,7 +171,7 @@ class Runner:
                 self._tell(skipped, Outcome(skipped.id, "skipped", message=f"it needs {planned.label!r}, which failed"))
 
     def log_of(self, planned: PlannedStage) -> Path:
-        """Return the file that holds what a stage printed."""
+        """Return the log file of a stage."""
         if planned.kind == "score":
             return self.store.root / "logs" / "scores.log"
         address = planned.stage.addresses[0]
@@ -188,7 +188,7 @@ class Runner:
 
 
 class _LaneThread(threading.Thread):
-    """A lane in a thread of its own; what it raises is kept, and stops the run."""
+    """A lane in its own thread; an exception is kept and stops the run."""
 
     def __init__(self, lane: Lane) -> None:
         super().__init__(name="scores", daemon=True)
@@ -204,7 +204,7 @@ class _LaneThread(threading.Thread):
 
 
 def _sweep(outcomes: Path) -> None:
-    """Remove outcome files that nobody has read, because the run they were for was killed."""
+    """Remove outcome files that were never read because their run was killed."""
     if outcomes.is_dir():
         for file in outcomes.iterdir():
             with contextlib.suppress(OSError):
@@ -255,7 +255,7 @@ def choose_engine(engine: Engine | None, *, jobs: int | None = None, inline: boo
 def _signals(stop: StopRequest, interrupt: Callable[[], None] | None, stopped_by: list[int]) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into a clean stop; a second one ends the process at once.
 
-    `interrupt` is called in the handler, for stages that run in this very thread.
+    `interrupt` is called in the handler, for stages that run in this thread.
     """
 
     def handle(signum: int, frame: types.FrameType | None) -> None:
@@ -263,7 +263,7 @@ def _signals(stop: StopRequest, interrupt: Callable[[], None] | None, stopped_by
             os._exit(128 + signum)
         stopped_by.append(signum)
         stop.requested = True
-        # Not print: the signal may have come in the middle of one, which must not be entered twice.
+        # Not print: the signal may interrupt a print, which is not reentrant.
         os.write(2, b"\nstopping: running stages write a checkpoint (again to end at once)\n")
         if interrupt is not None:
             interrupt()

@@ -1,4 +1,4 @@
-"""Seeds: derived from named axes only, so that all methods meet the same draws and differences are paired."""
+"""Seeds: derived from named axes only, so that all methods get the same draws and differences are paired."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def derive(axis: str, index: int | str) -> int:
 
 
 def seed_globals(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch; torch, if it is not loaded yet, once it is."""
+    """Seed the global generators of Python, NumPy and torch; torch is seeded on import if it is not loaded yet."""
     random.seed(seed)
     np.random.seed(seed)
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _SeedTorch)]
@@ -31,7 +31,7 @@ def seed_globals(seed: int) -> None:
 
 
 class _SeedTorch:
-    """Seeds torch when a plugin imports it: whether another plugin has had it preloaded must not change draws."""
+    """Seeds torch when a plugin imports it: draws must not depend on whether another plugin preloads it."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -39,7 +39,7 @@ class _SeedTorch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find torch as the finders after this one do."""
+        """Return the spec of torch from the finders after this one."""
         if name != "torch" or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)

@@ -1,7 +1,7 @@
-"""Turning live training state into arrays and JSON, and back in place; nothing is pickled.
+"""Convert live training state to arrays and JSON, and restore it in place, without pickle.
 
-Understood are objects with `state_dict`/`load_state_dict`, torch and NumPy generators, tensors and arrays, and dicts,
-lists and tuples of plain values and arrays. torch is touched only if a plugin has already imported it.
+Supported are objects with `state_dict`/`load_state_dict`, torch and NumPy generators, tensors and arrays, and dicts,
+lists and tuples of plain values and arrays. torch is used only if a plugin has already imported it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bpcbench.store.folder import storable
 
 @dataclass(frozen=True)
 class Packed:
-    """A state as named arrays and a JSON skeleton that refers to them."""
+    """A state as named arrays and a JSON skeleton that references them."""
 
     arrays: dict[str, Array]
     skeleton: Any
@@ -43,11 +43,11 @@ def capture(state: Mapping[str, Any]) -> Packed:
 
 
 class _Unsupported(TypeError):
-    """Something inside a state that has no form as arrays and JSON."""
+    """A value inside a state that cannot be expressed as arrays and JSON."""
 
 
 def restore(state: Mapping[str, Any], packed: Packed) -> None:
-    """Put a captured state back into the live objects of the same names."""
+    """Restore a captured state into the live objects of the same names."""
     if set(state) != set(packed.skeleton):
         raise ValueError(f"the checkpoint holds {sorted(packed.skeleton)}, the loop names {sorted(state)}")
     for name, value in state.items():
@@ -70,7 +70,7 @@ def capture_globals() -> dict[str, Any]:
 
 
 def restore_globals(state: Mapping[str, Any]) -> None:
-    """Put the global generators back."""
+    """Restore the global generators."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(map(int, python["internal"])), python["gauss"]))
     numpy_state = (numpy["kind"], numpy["keys"], numpy["position"], numpy["has_gauss"], numpy["cached"])
@@ -88,7 +88,7 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(packed: Packed) -> Any:
-    """Return the tree again; tensors come back as tensors."""
+    """Return the packed tree; tensors are restored as tensors."""
     return _unpack(packed.skeleton, packed.arrays)
 
 
@@ -172,14 +172,14 @@ def _pack(value: Any, arrays: dict[str, Array]) -> Any:
 
 
 def _tensor_bytes(tensor: Any, torch: Any) -> Array:
-    # As bytes, so that bfloat16 and every other dtype without a NumPy twin survives exactly.
+    # As bytes, so that bfloat16 and other dtypes without a NumPy equivalent survive exactly.
     flat = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1)
     result: Array = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8)
     return result
 
 
 def _layout(tensor: Any, torch: Any) -> str:
-    """Return the memory format; kernels that walk through an optimiser's state and its parameter need them alike."""
+    """Return the memory format; kernels over an optimiser's state and its parameter need both in the same one."""
     if tensor.is_contiguous():
         return "contiguous_format"
     for dimensions, layout in ((4, "channels_last"), (5, "channels_last_3d")):

@@ -32,20 +32,20 @@ from bpcbench.records import Ended, Started, Task
 PRELOAD_VARIABLE = "BPCBENCH_PRELOAD"
 _NEVER_INHERITED = "BPCBENCH_"
 STARTING_SECONDS = 300.0
-"""How long the server may take to load frameworks before the time of a stage begins to count."""
+"""How long the server may take to load frameworks before a stage's timeout starts."""
 EXIT_CODES = {"done": 0, "cached": 0, "failed": 1, "busy": 75, "stopped": 128 + signal.SIGTERM}
-"""The exit codes of `python -m bpcbench.running.worker` by status; 2 if it got no readable task."""
+"""The exit codes of `python -m bpcbench.running.worker` by status; 2 if the task cannot be read."""
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-"""Signals by which a stage's own code ends a process; with any other, the process was killed from outside."""
+"""Signals of a crash in the stage's own code; any other signal means the process was killed from outside."""
 _STARTING = threading.Lock()
-"""Held while a worker is started: what the environment and `__main__` are for that moment is global."""
+"""Held while a worker starts: the environment and `__main__` are changed for that moment, and are global."""
 
 
 class _OneReader(Popen):
     """A process whose exit code is read by one thread at a time.
 
-    The fork server says it once, and whoever comes second would find the pipe closed and take 255 for the answer.
-    Starting a process asks all others for theirs, so that a second thread may come at any time.
+    The fork server sends it once; a second reader would see a closed pipe and report 255. Starting a process polls all
+    others, so a second reader may come at any time.
     """
 
     def __init__(self, process_obj: BaseProcess) -> None:
@@ -68,7 +68,7 @@ class Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["bpcbench.running.preloaded"])
         self.connection, theirs = context.Pipe()
-        # Never written to: that this end is closed tells the worker that its parent is gone.
+        # Never written to: when this end closes, the worker knows that its parent is gone.
         ending, self._alive = context.Pipe(duplex=False)
         with _STARTING:
             settings = {name: value for name, value in os.environ.items() if name.startswith(_NEVER_INHERITED)}
@@ -85,7 +85,7 @@ class Worker:
         """Hand over a task."""
         self.task = task
         self._sent, self._begun = time.monotonic(), False
-        # A worker that died at once is found out by `events`.
+        # If the worker is already dead, `events` reports it.
         with contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(task.to_json()).encode())
 
@@ -94,9 +94,9 @@ class Worker:
         return [self.connection, self.process.sentinel]
 
     def events(self) -> Iterator[Started | Ended]:
-        """Yield what has become of the task; a process that died without an answer ends it too."""
+        """Yield the events of the task; a process that dies without an answer ends it too."""
         assert self.task is not None
-        # Asked for first: what it sent before it ended must not be missed.
+        # Checked before reading: messages sent before the end must not be missed.
         ended = not self.process.is_alive()
         try:
             while self.connection.poll():
@@ -107,7 +107,7 @@ class Worker:
                     yield Ended.from_json(answer)
                     return
         except (EOFError, OSError):
-            # It has closed its end, so it is about to be gone.
+            # It has closed its end, so it is about to exit.
             self.process.join(0.05)
         if ended:
             yield death(self.task, self.process.exitcode)
@@ -142,7 +142,7 @@ class Worker:
 
 
 def note(task: Task, text: str) -> None:
-    """Add a line to the log of a task, for what its own process could not say."""
+    """Append a line to the log of a task, for what its own process could not write."""
     with contextlib.suppress(OSError):
         task.log.parent.mkdir(parents=True, exist_ok=True)
         with task.log.open("a") as stream:
@@ -150,9 +150,9 @@ def note(task: Task, text: str) -> None:
 
 
 def death(task: Task, code: int | None) -> Ended:
-    """Return the end of a task whose process is gone without an answer; `code` is as of `subprocess`.
+    """Return the `Ended` of a task whose process died without an answer; `code` is its exit code as in `subprocess`.
 
-    A process that was killed from outside is lost. One that left by itself, or crashed, would do so again.
+    A process killed from outside counts as lost, and is retried. One that exits or crashes by itself would do so again.
     """
     if code is not None and code < 0:
         name = signal.Signals(-code).name
@@ -166,7 +166,7 @@ def death(task: Task, code: int | None) -> Ended:
 
 @contextlib.contextmanager
 def _server_environment(preload: tuple[str, ...]) -> Iterator[None]:
-    """Set what the fork server must find in its environment when it starts; libraries read it at import."""
+    """Set the environment that the fork server starts with; libraries read it at import."""
     wanted = {PRELOAD_VARIABLE: ",".join(dict.fromkeys(preload)), "OMP_WAIT_POLICY": "passive"}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update({name: before[name] or value for name, value in wanted.items()})
@@ -196,7 +196,7 @@ def serve(connection: Connection, ending: Connection, settings: Mapping[str, str
     _die_with_parent(ending.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # The server blocks it, so that one that comes while the worker starts is not lost but waits until here.
+    # The server blocks it, so that a signal sent while the worker starts stays pending until here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     faulthandler.enable(file=2)
     _adopt(settings)
@@ -228,7 +228,7 @@ def _run(task: Task, signals: Sequence[signal.Signals], afterwards: signal.Handl
         if contexts and contexts[-1].looping:
             contexts[-1].stopping = True
         elif not over:
-            # Raised once: a second signal must not disturb what the first one has begun to end.
+            # Raised once: a second signal must not interrupt the clean-up after the first.
             over = True
             raise Stopped
 
@@ -246,7 +246,7 @@ def _run(task: Task, signals: Sequence[signal.Signals], afterwards: signal.Handl
         over = True
         for number in signals:
             signal.signal(number, afterwards)
-        # A disk that is full must not cost the answer.
+        # A full disk must not cost the answer.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -266,7 +266,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{arguments.task} is not a task: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     faulthandler.enable(file=2)
-    # Ignored afterwards: a signal that comes late must not cost the outcome.
+    # Ignored afterwards: a late signal must not cost the outcome.
     ended = _run(task, (signal.SIGTERM, signal.SIGINT), signal.SIG_IGN)
     _write_outcome(task, ended)
     return EXIT_CODES[ended.status or "failed"]
@@ -275,7 +275,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _write_outcome(task: Task, ended: Ended) -> None:
     file = task.outcome_file
     temporary = file.with_suffix(f".{uuid.uuid4().hex}")
-    # Without it the runner looks into the store.
+    # Without the file, the runner checks the store.
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(ended.to_json()))
@@ -298,7 +298,7 @@ def _die_with_parent(descriptor: int) -> None:
         os._exit(70)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
-    # The thread cannot run while a plugin holds the interpreter in one long call; the kernel can, where it is asked so.
+    # The thread cannot run while a plugin holds the GIL in one long call; where supported, the kernel sends SIGKILL.
     set_signal = getattr(fcntl, "F_SETSIG", None)
     if set_signal is not None:
         fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
@@ -307,7 +307,7 @@ def _die_with_parent(descriptor: int) -> None:
 
 
 def _adopt(settings: Mapping[str, str]) -> None:
-    """Take over the parent's BPCBENCH_ variables: the server may have been started under others."""
+    """Adopt the parent's BPCBENCH_ variables: the server may have been started with others."""
     from bpcbench.registry.discovery import LOCAL_VARIABLE, registry
 
     if os.environ.get(LOCAL_VARIABLE) != settings.get(LOCAL_VARIABLE):

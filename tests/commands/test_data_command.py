@@ -150,7 +150,7 @@ def test_anybodys_data_set_can_be_fetched(site: Site, command: Command, tmp_path
     code, out, err = command("data", "get", "parcel", "--data", str(tmp_path))
     assert code == 0, err
     assert "licence: CC0" in out
-    assert "parcel is there: 1x4x4, 2 classes, 40 train, 20 test" in out
+    assert "parcel is present: 1x4x4, 2 classes, 40 train, 20 test" in out
     assert (tmp_path / "parcel" / "file.bin").read_bytes() == b"content"
     assert (tmp_path / "bundle" / "inner.txt").read_text() == "inner"
     site.asked.clear()
@@ -160,7 +160,7 @@ def test_anybodys_data_set_can_be_fetched(site: Site, command: Command, tmp_path
     (tmp_path / "bundle" / "inner.txt").unlink()
     code, _, err = command("data", "get", "parcel", "--data", str(tmp_path))
     assert code == 2
-    assert "bundle is there already; move it away" in err
+    assert "bundle exists already; move it away" in err
 
 
 @pytest.mark.parametrize("fault", ["404", "checksum", "unreachable"])
@@ -180,7 +180,7 @@ def test_what_cannot_be_fetched_is_said_with_what_to_place_where(
     (message,) = [line for line in err.splitlines() if line.startswith("bpcbench: ")]
     says = {"404": "HTTP status 404", "checksum": "is not the official file", "unreachable": "cannot be reached"}
     assert says[fault] in message
-    assert f"unpack it to make {tmp_path / 'bundle'}" in err
+    assert f"unpack it as {tmp_path / 'bundle'}" in err
     assert "parcel/file.bin" not in err.partition("By hand")[2]
     assert "Traceback" not in err
     assert not (tmp_path / "bundle").exists()
@@ -191,7 +191,7 @@ def test_what_is_there_is_not_replaced(site: Site, command: Command, tmp_path: P
     (tmp_path / "parcel" / "file.bin").write_bytes(b"mine")
     code, _, err = command("data", "get", "parcel", "--data", str(tmp_path))
     assert code == 2
-    assert "is there, but not official" in err
+    assert "exists, but is not official" in err
     assert (tmp_path / "parcel" / "file.bin").read_bytes() == b"mine"
 
 
@@ -241,7 +241,7 @@ def test_real_archives_are_unpacked_to_what_is_read(
     )
     code, _, err = command("data", "get", "cifar100", "--data", str(tmp_path))
     assert code == 2
-    assert "was fetched, but is not official: the MD5 checksum of" in err
+    assert "was downloaded, but is not official: the MD5 checksum of" in err
     monkeypatch.setattr(
         CIFAR100, "sums", {name: hashlib.md5(content).hexdigest() for name, content in contents.items()}
     )

@@ -271,7 +271,7 @@ def test_results_of_changed_code_are_named(
     printed = capsys.readouterr()
     names = ["centroid", "guided", "means", "pick", "right", "scale"]
     again = " ".join(f"--recompute {name}" for name in names)
-    assert f"note: code of {', '.join(names)} has changed since cached results were made ({again})" in printed.err
+    assert f"note: code of {', '.join(names)} has changed since cached results were computed ({again})" in printed.err
     footnote = f"Some results of {', '.join(names)} were made by code that has changed since; {again} makes them again."
     assert footnote in unwrapped(printed.out)
     assert bench.report("small") == 0

@@ -49,7 +49,7 @@ def test_a_file_is_fetched_whole_and_nothing_else_is_left(site: Site, tmp_path: 
     assert fetch(wanted(site), tmp_path) == tmp_path / "set" / "file.bin"
     assert (tmp_path / "set" / "file.bin").read_bytes() == CONTENT
     assert files(tmp_path) == {"set/file.bin"}
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         fetch(wanted(site), tmp_path)
     sha = Download(f"{site.url}/file.bin", "again.bin", sha256=hashlib.sha256(CONTENT).hexdigest())
     assert fetch(sha, tmp_path).read_bytes() == CONTENT
@@ -152,7 +152,7 @@ def test_two_processes_do_not_write_into_one_file(site: Site, tmp_path: Path) ->
             signal.pause()
     try:
         os.read(child, 1)
-        with pytest.raises(UserError, match="another process is fetching"):
+        with pytest.raises(UserError, match="another process is downloading"):
             fetch(wanted(site), tmp_path)
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -221,7 +221,7 @@ def test_archives_are_unpacked_and_removed(site: Site, tmp_path: Path, archive: 
     fetch(unpacking(site, archive), tmp_path)
     assert files(tmp_path) == set(GOOD)
     assert (tmp_path / "pictures" / "deep" / "b.txt").read_bytes() == b"b"
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         fetch(unpacking(site, archive), tmp_path)
 
 
@@ -259,8 +259,8 @@ def test_archives_cannot_leave_their_folder(site: Site, tmp_path: Path, pack: An
         (b"no archive at all", "cannot be unpacked"),
         (tar(GOOD)[:-40], "cannot be unpacked"),
         (zipped(GOOD)[:-4] + b"xxxx", "cannot be unpacked"),
-        (tar({"else/a.txt": b"a"}), "holds no folder pictures"),
-        (zipped({"pictures": b"a file"}), "holds no folder pictures"),
+        (tar({"else/a.txt": b"a"}), "contains no folder pictures"),
+        (zipped({"pictures": b"a file"}), "contains no folder pictures"),
     ],
     # Not from the bytes, which hold the time: all processes of a test run must name a test alike.
     ids=["no archive", "half a tar", "broken zip", "other folder", "a file"],

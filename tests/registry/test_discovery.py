@@ -16,7 +16,7 @@ import bpcbench
 from bpcbench import Dataset, hookimpl, hooks
 from bpcbench.errors import UserError
 from bpcbench.records import StageEvent
-from bpcbench.registry.discovery import LOCAL_VARIABLE, Found, Registry, _entry_points, load_registry
+from bpcbench.registry.discovery import LOCAL_VARIABLE, LoadedPlugin, Registry, _entry_points, load_registry
 
 Module = Callable[..., types.ModuleType]
 EVENT = StageEvent("coreset:abc@final", "coreset", "a label", "done", 1.0)
@@ -30,7 +30,7 @@ def fresh() -> Registry:
 def add(registry: Registry, module: Any, name: str = "theirs", distribution: str = "their-dist") -> str:
     """Add a module as an entry point would; return the error."""
     registry.add(name, distribution, "1.2", "their.module", lambda: module)
-    return registry.found[-1].error
+    return registry.plugins[-1].error
 
 
 def implementations(registry: Registry) -> list[str]:
@@ -40,9 +40,9 @@ def implementations(registry: Registry) -> list[str]:
 
 def test_all_plugins_of_this_distribution_load(registry: Registry) -> None:
     assert registry.broken() == []
-    ours = {found.name for found in registry.found if found.distribution == "bpcbench"}
+    ours = {plugin.name for plugin in registry.plugins if plugin.distribution == "bpcbench"}
     assert ours >= {"engines", "data", "torch", "baselines", "evaluators"}
-    assert "method random" in next(found for found in registry.found if found.name == "baselines").classes
+    assert "method random" in next(plugin for plugin in registry.plugins if plugin.name == "baselines").classes
     assert registry.get("dataset", "digits").distribution == "bpcbench"
     assert registry.names("engine") == sorted(registry.names("engine"))
 
@@ -77,7 +77,7 @@ def test_entry_points_come_in_order_and_other_distributions_are_not_parsed(monke
         Installed("bpcbench", "[bpcbench]\nx = bpcbench.x\n"),
     ]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
-    unreadable: list[Found] = []
+    unreadable: list[LoadedPlugin] = []
     entries = [(name, version, entry.value) for name, version, entry in _entry_points(unreadable)]
     assert entries == [
         ("bpcbench", "1.5", "bpcbench.x"),
@@ -283,7 +283,7 @@ def test_one_name_may_serve_two_kinds(fresh: Registry, plugin_module: Module) ->
     assert add(fresh, plugin_module(Fine, Network)) == ""
     assert fresh.get("dataset", "fine").cls is Fine
     assert fresh.get("network", "fine").cls is Network
-    assert fresh.found[-1].classes == ("dataset fine", "network fine")
+    assert fresh.plugins[-1].classes == ("dataset fine", "network fine")
 
 
 def test_a_module_that_is_loaded_twice_keeps_working(fresh: Registry, plugin_module: Module) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from bpcbench.api import Plugin
 from bpcbench.registry import source
-from bpcbench.registry.discovery import Found, Registry
+from bpcbench.registry.discovery import LoadedPlugin, Registry
 
 METHOD = '''
 """A plugin."""
@@ -118,7 +118,9 @@ class Tree:
         return cls
 
     def registry(self, *modules: str, distribution: str = "local") -> Registry:
-        found = [Found(module, distribution, "1", self.fill(module)) for module in modules or ("{plugin}.plugin:x",)]
+        found = [
+            LoadedPlugin(module, distribution, "1", self.fill(module)) for module in modules or ("{plugin}.plugin:x",)
+        ]
         return Registry(pluggy.PluginManager("bpcbench"), found)
 
 

@@ -227,7 +227,7 @@ def test_a_method_that_returns_something_else_is_told(run):
     done = run("run", "s.yaml", "methods=[fails]", "--no-mlflow")
     assert done.returncode == 1
     assert "fails.distil must return a bpcbench.Coreset, it returned a tuple" in done.stderr
-    assert "to go on: bpcbench run s.yaml" in done.stderr
+    assert "to resume: bpcbench run s.yaml" in done.stderr
 
 
 def test_a_reader_that_has_gone_does_not_hide_a_failure(run, tmp_path):
@@ -238,7 +238,7 @@ def test_a_reader_that_has_gone_does_not_hide_a_failure(run, tmp_path):
     variables = {**os.environ, "PYTHONPATH": _path(tmp_path), "BPCBENCH_PLUGINS": "faulty", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=variables, timeout=120, check=False)
     assert done.returncode == 1
-    assert "to go on:" in (tmp_path / "err").read_text()
+    assert "to resume:" in (tmp_path / "err").read_text()
 
 
 def test_a_damaged_distribution_does_not_break_the_commands(tmp_path):

@@ -188,7 +188,7 @@ def test_a_checkpoint_of_other_code_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         for _ in interrupted(ctx, ctx.steps(5, state={"a": np.zeros(2)}), 2):
             pass
-    with pytest.raises(ValueError, match=r"checkpoint-000000-0+2 is of other code .* remove it to start over"):
+    with pytest.raises(ValueError, match=r"checkpoint-000000-0+2 was written by other code .* remove it to start over"):
         next(iter(make(tmp_path).steps(5, state={"b": np.zeros(2)})))
 
 
@@ -220,7 +220,7 @@ def test_a_full_disk_costs_the_checkpoint_only(tmp_path: Path) -> None:
     head, *curves = done.stdout.splitlines()
     assert head == "29 10"
     assert "checkpoint at step 11 not written" in done.stderr
-    assert "points of curves not written" in done.stderr
+    assert "curve points not written" in done.stderr
     assert not list(tmp_path.rglob("tmp-*"))
     assert curves
     assert all(json.loads(line) for line in curves)

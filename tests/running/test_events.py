@@ -61,7 +61,7 @@ def test_follows_a_file(tmp_path: Path) -> None:
         monitor.end()
     assert not monitor.is_alive()
     assert broken.heard == ["started"]
-    assert said == ["Ear is switched off: LookupError: no such thing"]
+    assert said == ["Ear is disabled: LookupError: no such thing"]
 
 
 def test_no_file_yet(tmp_path: Path) -> None:
