@@ -230,7 +230,7 @@ def test_the_command_writes_a_file(
         (["--open"], "--open shows a page: add --format html"),
         (["--format", "html", "--costs"], "costs can be written as"),
         (["--format", "html", "--metrics", "ac"], "did you mean 'acc'"),
-        (["--format", "html", "--output", "nowhere/page.html"], "no such folder"),
+        (["--format", "html", "--output", "nowhere/page.html"], "its folder does not exist"),
     ],
 )
 def test_wrong_requests_write_nothing(

@@ -282,7 +282,7 @@ def test_output_is_checked_first(tmp_path, capsys):
     shutil.copy(Path(__file__), tmp_path / "x")
     for words in (["report", "quickstart"], ["tune", "cpu/tune/digits"]):
         assert main([*words, "--out", str(tmp_path / "store"), "--output", str(tmp_path / "no" / "x.md")]) == 2
-        assert "no such folder" in capsys.readouterr().err
+        assert "its folder does not exist" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
 
 

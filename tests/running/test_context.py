@@ -26,7 +26,7 @@ from bpcbench.testing import context as make
 
 
 def ensemble(ctx: StageContext, after: int = -1, *, members: int = 3, steps: int = 6) -> list[torch.Tensor]:
-    """Train a few models one after the other; draw from every generator inside and between the loops."""
+    """Train a few models only consecutive ones; draw from every generator inside and between the loops."""
     ours, theirs = torch.Generator().manual_seed(ctx.seed), np.random.default_rng(ctx.seed)
     result = []
     for member in range(members):
@@ -152,7 +152,7 @@ def test_elapsed_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_loops_do_not_nest(tmp_path: Path) -> None:
     ctx = make(tmp_path)
-    with pytest.raises(RuntimeError, match="one after the other"):
+    with pytest.raises(RuntimeError, match="only consecutive ones"):
         for _ in ctx.steps(3):
             for _ in ctx.steps(3):
                 pass
