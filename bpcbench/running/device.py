@@ -8,17 +8,14 @@ from pathlib import Path
 
 
 def resolve_device(wanted: str) -> str:
-    """Return the device for `auto`: an accelerator that torch sees (if torch is loaded), else the CPU."""
+    """Return the device for `auto`: CUDA if torch is loaded and sees a GPU, else the CPU.
+
+    Apple's `mps` is used only where a suite names it: no step of a method has been tried on it.
+    """
     if wanted != "auto":
         return wanted
     torch = sys.modules.get("torch")
-    if torch is None:
-        return "cpu"
-    if torch.cuda.is_available():
-        return "cuda"
-    if torch.backends.mps.is_available():
-        return "mps"
-    return "cpu"
+    return "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
 
 
 def gpu_count() -> int:

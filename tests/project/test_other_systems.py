@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bpcbench.running.device import gpu_count, peak_memory, usable_cpus
+from bpcbench.running.device import gpu_count, peak_memory, resolve_device, usable_cpus
 from bpcbench.store import provenance
 
 
@@ -60,3 +61,15 @@ def test_memory_is_in_bytes_on_either_system(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_unknown_number_of_cpus_is_one(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cpus() == 1
+
+
+def test_auto_is_cuda_or_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(is_available=lambda: False),
+        backends=types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda: True)),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert resolve_device("auto") == "cpu"
+    assert resolve_device("mps") == "mps"
+    torch.cuda.is_available = lambda: True
+    assert resolve_device("auto") == "cuda"
