@@ -154,4 +154,5 @@ def test_killed_and_run_again_ends_with_the_same_bits(folder: Path) -> None:
     assert sum(len(scenario.points) for scenario in inside) >= 6
     for scenario in inside:
         assert len(scenario.found) >= len(scenario.points), scenario
-        assert len(scenario.resumed) >= len(scenario.points), scenario
+        # A lost worker is replaced within the run; what the next run resumes is what was left when that ended.
+        assert len(scenario.resumed) >= (1 if scenario.kind == "worker" else len(scenario.points)), scenario
