@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
@@ -20,6 +20,12 @@ class VariationalInference(Inference):
     Any coreset is accepted: class labels and probabilities become centred targets, (one-hot - 1/k) / sqrt(k/10) times
     `label_scale`, which at 1 are VBPC's initial labels. Options left at none come from the coreset's recipe, else from
     the paper (rho 1, gamma 100).
+
+    The posterior mean of the logits is linear in the targets. Targets of unit size therefore give small logits and an
+    NLL near log k, however well they rank the classes. Two options put coresets of other methods on the scale of
+    logits: `label_scale` for class labels and probabilities, chosen on the validation split, and `by_temperature` for
+    real-valued targets whose method fitted a softmax temperature T (FRePo): y / T, since softmax(f / T) is what it
+    predicts with. VBPC's own targets have no temperature, and stay as they are.
     """
 
     name: ClassVar[str] = "vi"
@@ -33,6 +39,9 @@ class VariationalInference(Inference):
     gamma: float | None = option(None, "likelihood precision; none: from the recipe, else 100")
     beta_s: float | None = option(None, "weight of the KL; none: from the recipe, else the number of images")
     label_scale: float = option(1.0, "factor of targets derived from class labels or probabilities")
+    by_temperature: bool = option(
+        False, "divide real-valued targets by the softmax temperature of the recipe, if it has one", absent=False
+    )
     statistics: Literal["running", "settled"] = option("running", "BatchNorm: as trained, or of the plain coreset")
     variance_factor: float = option(1.0, "factor of the variance in the mean-field softmax")
     samples: int = option(0, "draws of a Monte Carlo predictive; 0: the mean-field formula")
@@ -47,13 +56,20 @@ class VariationalInference(Inference):
         """Return the predictive of a newly trained network with its last layer's posterior."""
         from bpcbench_vbpc.predictive import fit
 
-        return fit(self, coreset, network, ctx)
+        return fit(self, self.rescaled(coreset), network, ctx)
 
     def restore(self, arrays: Arrays, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of the stored network; the closed form is recomputed."""
         from bpcbench_vbpc.predictive import restore
 
-        return restore(self, arrays, coreset, network, ctx)
+        return restore(self, arrays, self.rescaled(coreset), network, ctx)
+
+    def rescaled(self, coreset: Coreset) -> Coreset:
+        """Return the coreset with its real-valued targets over its temperature, or as it is."""
+        temperature = coreset.recipe.scalars.get("temperature")
+        if not self.by_temperature or temperature is None or coreset.convention != "centred":
+            return coreset
+        return replace(coreset, targets=(coreset.targets / temperature).astype(coreset.targets.dtype))
 
     def scalar(self, coreset: Coreset, name: str, default: float) -> float:
         """Return the option if set, else the value of the recipe, else the default."""

@@ -152,6 +152,27 @@ def test_options_left_open_come_from_the_recipe():
     assert VariationalInference().scalar(coreset, "rho", 1.0) == 1.0
 
 
+def test_targets_are_divided_by_the_temperature_of_their_recipe(tmp_path):
+    coreset = replace(
+        toy_coreset(),
+        convention="centred",
+        targets=np.eye(toy_coreset().classes, dtype=np.float32)[toy_coreset().class_ids],
+    )
+    warm = replace(coreset, recipe=replace(coreset.recipe, scalars={"temperature": 0.25}))
+    scaled = VariationalInference(steps=3, by_temperature=True)
+    images = coreset.images
+
+    def predicted(inference, given, name):
+        return inference.fit(given, SMALL, toy_inputs(), context(tmp_path / name)).predict(images).log_probs
+
+    by_hand = replace(coreset, targets=4 * coreset.targets)
+    np.testing.assert_array_equal(predicted(scaled, warm, "a"), predicted(VariationalInference(steps=3), by_hand, "b"))
+    assert scaled.rescaled(coreset) is coreset
+    assert VariationalInference().rescaled(warm) is warm
+    named = replace(toy_coreset(), recipe=warm.recipe)
+    assert scaled.rescaled(named) is named
+
+
 def test_naive_and_efficient_distil_the_same(tmp_path):
     method = VBPC(steps=3, network=SMALL, batch=16, pool=2, updates=5, augmentation="none")
     fast = method.distil(toy_data(), 2, toy_inputs(), context(tmp_path / "a"))
