@@ -57,6 +57,7 @@ from bpcbench.records import (
     Task,
     Transform,
 )
+from bpcbench.result import RunResult
 from bpcbench.sampling import per_class, stratified_holdout
 from bpcbench.session import Session, describe_coreset, evaluate, load_coreset, load_transform, results, run
 
@@ -102,6 +103,7 @@ __all__ = [
     "Reference",
     "Resources",
     "RunInfo",
+    "RunResult",
     "Scores",
     "Session",
     "Split",

@@ -260,6 +260,8 @@ class Coreset:
     convention: Convention = "class"
     weights: Array | None = None
     recipe: Recipe = field(default_factory=Recipe)
+    _picture: Callable[[], bytes] | None = field(default=None, init=False)
+    """Draws the images as pixels, where a reader knows how; `replace` does not hand it on."""
 
     def __post_init__(self) -> None:
         n = len(self.images)
@@ -280,6 +282,26 @@ class Coreset:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.images.shape[1:]))
+        weighted = ", weighted" if self.weights is not None else ""
+        return f"Coreset({len(self)} images {shape}, {self.classes} classes, {self.convention!r} targets{weighted})"
+
+    def _repr_png_(self) -> bytes | None:
+        """Return a picture for notebooks: a row per class.
+
+        Images whose pixels are not known are drawn as they are, stretched from the smallest to the largest value.
+        """
+        from bpcbench.figures import image_grid
+
+        images = np.asarray(self.images)
+        if not len(images) or images.shape[1] not in (1, 3):
+            return None
+        if self._picture is not None:
+            return self._picture()
+        low, high = float(np.nanmin(images)), float(np.nanmax(images))
+        return image_grid((images - low) / ((high - low) or 1.0), self.class_ids)
 
     @property
     def nbytes(self) -> int:

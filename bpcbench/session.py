@@ -1,8 +1,8 @@
 """The Python interface: a suite, what may be done with it, and where its results lie.
 
-    session = bpcbench.Session("quickstart", ["ipc=[1]"], out="results")
-    session.run()
-    print(session.report())
+    done = bpcbench.run("quickstart", {"ipc": [1]}, out="results")
+    print(done.table())
+    print(done.against("random"))
 
 `run`, `results` and `load_coreset` are shortcuts, and `evaluate` scores a coreset without a suite. Planning and running
 need plugins and data; `rows`, `frame` and `report` are views of the store and need neither.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bpcbench.reporting import Format, Row
     from bpcbench.reporting.tuned import Tuned
     from bpcbench.reporting.view import View
+    from bpcbench.result import RunResult
     from bpcbench.running.execution import Prepared
     from bpcbench.running.run import Result
     from bpcbench.store.manifest import Purpose
@@ -37,7 +38,8 @@ DEFAULT_OUT = "results"
 class Session:
     """A suite with overrides, and a store.
 
-    `suite` is the name of a shipped suite, `PLUGIN:NAME` or a file; `overrides` are `key=value` texts; `out` is the
+    `suite` is the name of a shipped suite, `PLUGIN:NAME`, a file, or a mapping with what a file would say; `overrides`
+    are `key=value` texts, or a mapping whose values replace those of the suite (`{"seeds.distil": 3}`); `out` is the
     store. `data` is where data sets lie; `unverified` admits data that are not the official ones; `skip_missing`
     leaves out data sets that are absent; `recompute` names plugins whose results are made again. `jobs` is the number
     of stages at a time; `inline` runs everything in this process; `debug` also opens pdb at the first error; `track`
@@ -46,8 +48,8 @@ class Session:
 
     def __init__(
         self,
-        suite: str,
-        overrides: Sequence[str] = (),
+        suite: str | Path | Mapping[str, Any],
+        overrides: Sequence[str] | Mapping[str, Any] = (),
         *,
         out: str | Path = DEFAULT_OUT,
         data: str | None = None,
@@ -63,8 +65,9 @@ class Session:
         command: str = "",
         report_to: Callable[[str], None] | None = None,
     ) -> None:
-        self.suite = suite
-        self.overrides = tuple(overrides)
+        self._given = suite if isinstance(suite, Mapping) else None
+        self.suite = str(suite.get("name") or "suite") if isinstance(suite, Mapping) else str(suite)
+        self.overrides = _texts(overrides)
         self.out = Path(out).absolute()
         self.data = data
         self.device = device
@@ -98,9 +101,12 @@ class Session:
         registry = _registry()
         return self._prepared(registry, *self._load(registry))
 
-    def run(self) -> Result:
-        """Run the suite: what is cached is not run again, what fails fails alone. Return how it ended."""
-        return self.execute(self.prepare())
+    def run(self) -> RunResult:
+        """Run the suite: what is cached is not run again, what fails fails alone. Return its results."""
+        from bpcbench.result import RunResult
+
+        prepared = self.prepare()
+        return RunResult(self.execute(prepared), prepared.plan, self.opened(prepared))
 
     def execute(self, prepared: Prepared, *, track: bool | None = None) -> Result:
         """Run what a prepared plan says is to do."""
@@ -171,7 +177,7 @@ class Session:
         except UserError:
             # The file need not be here: the store remembers what was run.
             name, request = self.suite, None
-        file = self.suite.endswith((".yaml", ".yml")) or "/" in self.suite
+        file = self._given is None and (self.suite.endswith((".yaml", ".yml")) or "/" in self.suite)
         found = find_invocation(store, self.suite, self.overrides, name=name, request=request)
         notes = []
         if request is not None and request not in found.requests and file:
@@ -206,7 +212,8 @@ class Session:
         """Return the suite with everything it extends and the overrides, its file and its name."""
         from bpcbench.suite.files import read
 
-        document, path = read(registry, self.suite, [*self.overrides, *([f"device={self.device}"] * bool(self.device))])
+        suite = self.suite if self._given is None else self._given
+        document, path = read(registry, suite, [*self.overrides, *([f"device={self.device}"] * bool(self.device))])
         return document, path, str(document.values.get("name") or path.stem)
 
     def _digest(self, document: Document, name: str) -> str:
@@ -252,6 +259,9 @@ class Session:
     def _command(self, purpose: Purpose) -> str:
         import shlex
 
+        if self._given is not None and not self.command:
+            overrides = f", {list(self.overrides)!r}" if self.overrides else ""
+            return f"bpcbench.run({dict(self._given)!r}{overrides}, out={str(self.out)!r})"
         return self.command or shlex.join(["bpcbench", purpose, self.suite, *self.overrides])
 
     def opened(self, prepared: Prepared) -> View:
@@ -265,12 +275,19 @@ class Session:
         return View(store, find_invocation(store, name, request=prepared.request, exact=True, purposes=purposes))
 
 
-def run(suite: str, overrides: Sequence[str] = (), **options: Any) -> Result:
-    """Run a suite; `options` are those of `Session`."""
+def run(
+    suite: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = (), **options: Any
+) -> RunResult:
+    """Run a suite and return its results; all arguments are those of `Session`."""
     return Session(suite, overrides, **options).run()
 
 
-def results(suite: str, overrides: Sequence[str] = (), *, out: str | Path = DEFAULT_OUT) -> pd.DataFrame:
+def results(
+    suite: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    out: str | Path = DEFAULT_OUT,
+) -> pd.DataFrame:
     """Return every number that the store has for a suite, one line per cell and metric."""
     return Session(suite, overrides, out=out).frame()
 
@@ -332,6 +349,14 @@ def evaluate(
         root=data_root,
         device=device,
     )
+
+
+def _texts(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[str, ...]:
+    if isinstance(overrides, Mapping):
+        from bpcbench.suite.document import assignments
+
+        return tuple(assignments(overrides))
+    return tuple(overrides)
 
 
 def _registry() -> Registry:

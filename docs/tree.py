@@ -25,6 +25,7 @@ LAYERS = (
     ("coresets", "reporting"),
     ("tracking",),
     ("running",),
+    ("result",),
     ("session",),
     ("testing",),
     ("commands",),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import webbrowser
-from pathlib import Path
 
 from bpcbench.text import spell_bytes
 
 
 def write_page(page: str, output: str | None, name: str, *, show: bool) -> None:
     """Write a page to `output`, by default NAME.html in the current folder, and open it in a browser if `show`."""
-    safe = "".join(c if c.isalnum() or c in "-_.+" else "-" for c in name).lstrip(".") or "report"
-    path = Path(output or f"{safe[:100]}.html").absolute()
+    from bpcbench.reporting.page import page_path
+
+    path = page_path(output, name)
     path.write_text(page, encoding="utf-8")
     print(f"{path} ({spell_bytes(len(page.encode()))})", file=sys.stderr)
     if show and not webbrowser.open(path.as_uri()):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
+from bpcbench.coresets.preview import PREVIEW, PREVIEW_CLASSES, preview
 from bpcbench.errors import BpcbenchError, UserError
+from bpcbench.figures import image_grid
 from bpcbench.planning.spec import Spec
 from bpcbench.records import Array, Arrays, Convention, Coreset, FittedRef, Recipe, Ref, StoredCoreset, Transform
 from bpcbench.registry.discovery import registry
@@ -89,8 +93,27 @@ def _ref(description: Mapping[str, Any]) -> Ref:
 
 
 def load_coreset(path: str | Path) -> Coreset:
-    """Return the coreset in a folder: exported, imported, or a member of a store. Every checksum is verified."""
-    return read_coreset(open_folder(Path(path)))
+    """Return the coreset in a folder: exported, imported, or a member of a store. Every checksum is verified.
+
+    In a notebook it shows its pixels, if its preprocessing is at hand.
+    """
+    artefact = open_folder(Path(path))
+    found = read_coreset(artefact)
+    with contextlib.suppress(BpcbenchError, ValueError):
+        found = pictured(found, transform_of(artefact))
+    return found
+
+
+def pictured(coreset: Coreset, transform: Transform) -> Coreset:
+    """Return the same coreset, which notebooks show as the pixels that its own preprocessing gives back."""
+    made = dataclasses.replace(coreset)
+    object.__setattr__(made, "_picture", functools.partial(_picture, coreset, transform))
+    return made
+
+
+def _picture(coreset: Coreset, transform: Transform) -> bytes:
+    shown = preview(coreset, transform)
+    return image_grid(shown[PREVIEW], shown[PREVIEW_CLASSES])
 
 
 def load_transform(path: str | Path) -> Transform:

@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 from bpcbench.errors import BpcbenchError, MissingData, Mistake, Mistakes, PluginError, UserError
@@ -33,6 +34,23 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What evaluators do without, and why."""
     datasets: Mapping[str, ResolvedDataset] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        cells = sum(not cell.skipped for cell in self.cells)
+        name, stages, to_do = self.suite.name, len(self.stages), len(self.to_do())
+        return f"Plan({name!r}: {cells:,} cells, {stages:,} stages, {to_do:,} to do)"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: how many stages of each kind are cached and to do, and what is skipped."""
+        counts = Counter((planned.kind, planned.status) for planned in self.stages)
+        kinds = dict.fromkeys(kind for kind, _ in counts)
+        states = dict.fromkeys(state for _, state in counts)
+        rows = [(kind, *(f"{counts[kind, state]:,}" for state in states)) for kind in kinds]
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("stages", *states))
+        body = "".join("<tr>" + "".join(f"<td>{escape(word)}</td>" for word in row) + "</tr>" for row in rows)
+        skipped = "".join(f"<li>{count:,} cells skipped: {escape(why)}</li>" for why, count in self.skipped().items())
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<p>{escape(repr(self))}</p>{table}{f'<ul>{skipped}</ul>' if skipped else ''}"
 
     def to_do(self) -> list[PlannedStage]:
         """Return the stages that must be run."""

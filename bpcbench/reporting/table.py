@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from bpcbench.errors import UserError
 from bpcbench.records import Unit
@@ -14,6 +14,9 @@ from bpcbench.reporting.observations import Observations, Spot, observe, paired_
 from bpcbench.reporting.rows import Asked, Place, Row, notes, number, with_unit
 from bpcbench.stats import Summary, paired_test, ranks, welch_test
 from bpcbench.store.manifest import PublishedRecord
+
+if TYPE_CHECKING:
+    from bpcbench.reporting.formats import Format, Layout
 
 MISSING = "—"
 _WELCH = "Welch's"
@@ -122,6 +125,25 @@ class Table:
     footnotes: tuple[str, ...] = ()
     test: str = ""
     baseline: str = ""
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        columns = sum(len(group.columns) for group in self.groups)
+        return f"Table({self.title!r}: {len(self.lines)} lines, {columns} columns)"
+
+    def render(self, format: Format = "text", *, layout: Layout = "wide", width: int | None = None) -> str:  # noqa: A002
+        """Return the table as text that ends with a newline, as `bpcbench.reporting.render` writes it."""
+        from bpcbench.reporting.formats import render
+
+        return render(self, format, layout=layout, width=width)
+
+    def _repr_html_(self) -> str:
+        """Return the table for notebooks."""
+        from bpcbench.reporting.page.notebook import notebook_table
+
+        return notebook_table(self)
 
 
 def build(

@@ -80,6 +80,59 @@ def parse(text: str, file: str) -> Document:
     return Document(values, reader.places)
 
 
+def given(values: Mapping[str, Any], file: str = "suite") -> Document:
+    """Return a suite that Python code holds as a mapping; raise Mistakes for what YAML could not say."""
+    mistakes: list[Mistake] = []
+    places: dict[KeyPath, Place] = {}
+    plain = _plain(values, (), file, places, mistakes)
+    if mistakes:
+        raise Mistakes(file, mistakes)
+    return Document(plain, places)
+
+
+def assignments(overrides: Mapping[str, Any]) -> list[str]:
+    """Return a mapping as the `a.b.c=value` texts that `override` takes; raise Mistakes for what YAML could not say."""
+    return [f"{key}={_flow(value)}" for key, value in given(overrides, "overrides").values.items()]
+
+
+def _flow(value: Any) -> str:
+    """Return a plain value as YAML in one line: an override is a word of a command."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_flow(key)}: {_flow(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, str) and not value.isprintable():
+        escaped = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in value)
+        return f'"{"".join(escaped)}"'
+    # In a list, so that a comma in a text is quoted.
+    return str(yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True)).strip()[1:-1]
+
+
+def _plain(value: Any, path: KeyPath, file: str, places: dict[KeyPath, Place], mistakes: list[Mistake]) -> Any:
+    if path:
+        places[path] = Place(file)
+    if len(path) > MAX_DEPTH:
+        raise UserError(f"{file}: nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, Mapping):
+        known = {key: item for key, item in value.items() if isinstance(key, str)}
+        strange = (f"keys must be text, got {key!r}" for key in value if not isinstance(key, str))
+        mistakes.extend(Mistake(".".join(path), message, file=file) for message in strange)
+        return {key: _plain(item, (*path, key), file, places, mistakes) for key, item in known.items()}
+    if isinstance(value, list | tuple | range):
+        return [_plain(item, (*path, str(i)), file, places, mistakes) for i, item in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    what = f"a finite number, got {value}" if isinstance(value, float) else f"plain values, got {value!r}"
+    mistakes.append(Mistake(".".join(path), f"expected {what}", file=file))
+    return None
+
+
 class _Reader:
     def __init__(self, file: str) -> None:
         self.file = file

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bpcbench.errors import Mistake, Mistakes, UserError, unknown
 from bpcbench.registry.discovery import Registry
@@ -36,16 +37,27 @@ def locate(registry: Registry, name: str, beside: Path | None = None) -> Path:
     raise UserError(unknown("suite", name, [*ours, *registry.suites]) + "; a path must contain / or end in .yaml")
 
 
-def read(registry: Registry, name: str, overrides: Sequence[str] = ()) -> tuple[Document, Path]:
-    """Return a suite's document, not validated, with everything it extends and the overrides, and its file."""
-    path = locate(registry, name)
-    return document.override(_extended(registry, path, ()), list(overrides)), path
+def read(registry: Registry, suite: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Document, Path]:
+    """Return a suite's document, not validated, with everything it extends and the overrides, and its file.
+
+    A mapping is a suite that has no file: it extends what it names from the current folder.
+    """
+    if isinstance(suite, Mapping):
+        path = Path("suite")
+        whole = _above(registry, document.given(suite), path, ())
+    else:
+        path = locate(registry, suite)
+        whole = _extended(registry, path, ())
+    return document.override(whole, list(overrides)), path
 
 
 def _extended(registry: Registry, path: Path, seen: tuple[Path, ...]) -> Document:
     if path.resolve() in seen:
         raise UserError(f"{path}: extends itself, via {' -> '.join(str(p) for p in seen)}")
-    own = document.read(path)
+    return _above(registry, document.read(path), path, seen)
+
+
+def _above(registry: Registry, own: Document, path: Path, seen: tuple[Path, ...]) -> Document:
     result = Document({})
     for parent in _parents(registry, own, path):
         result = _merged(result, _extended(registry, parent, (*seen, path.resolve())))

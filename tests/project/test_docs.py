@@ -41,8 +41,9 @@ def test_commands_of_the_documentation_parse(command):
         assert (ROOT / suite).is_file()
 
 
-def test_the_python_example_of_the_readme_runs(tmp_path):
+def test_the_python_examples_run(tmp_path):
     (code,) = blocks(ROOT / "README.md", "python")
+    code += "".join(blocks(ROOT / "docs" / "python.md", "python"))
     environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(
@@ -50,6 +51,7 @@ def test_the_python_example_of_the_readme_runs(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"kmeans +acc +0\.\d", done.stdout)
+    assert "Difference to random, paired" in done.stdout
 
 
 def test_the_suite_of_the_documentation_is_valid():

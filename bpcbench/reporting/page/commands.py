@@ -12,6 +12,7 @@ from bpcbench.store.invocations import Invocation
 from bpcbench.store.manifest import Group, Manifest
 
 _AXES = (("datasets", "dataset"), ("methods", "method"), ("inferences", "inference"), ("networks", "network"))
+_PYTHON = "bpcbench.run("
 _CONDITIONAL = ("cases", "exclude", "tune")
 _PLAIN = re.compile(r"[\w+-]+")
 
@@ -20,7 +21,8 @@ def run_command(invocation: Invocation) -> str:
     """Return the command of the latest run, or one that repeats it where another command started the run."""
     verb = "tune" if invocation.purpose == "tune" else "run"
     for run in reversed(invocation.runs):
-        if run.command.startswith(f"bpcbench {verb} "):
+        # A suite without a file was run from Python, and no command repeats it.
+        if run.command.startswith((f"bpcbench {verb} ", _PYTHON)):
             return run.command
     return shlex.join(["bpcbench", verb, invocation.source, *invocation.overrides])
 
@@ -33,7 +35,7 @@ def line_command(invocation: Invocation, group: Group) -> str:
     """
     manifest = invocation.manifest
     command = run_command(invocation)
-    if any(manifest.document.get(key) for key in _CONDITIONAL):
+    if command.startswith(_PYTHON) or any(manifest.document.get(key) for key in _CONDITIONAL):
         return command
     return " ".join((command, *map(shlex.quote, _narrowing(manifest, group))))
 
