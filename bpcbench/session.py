@@ -251,7 +251,7 @@ class Session:
             recompute=self.recompute if purpose == "run" else (),
             snapshots=snapshots,
         )
-        notes = (*plan.notes, *(store.messages if store else ()))
+        notes = (*suite.notes, *plan.notes, *(store.messages if store else ()))
         return Prepared(
             registry, plan, self.out, data, self.suite, self.overrides, request, purpose, self._command(purpose), notes
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,16 @@ class Place:
 
 @dataclass
 class Document:
-    """Plain values (dict, list, scalars) and the place of every key path."""
+    """Plain values (dict, list, scalars) and the place of every key path.
+
+    `left_out` are labels that a shorter list has left out, by key. `notes` say what overrides changed that nobody may
+    have meant.
+    """
 
     values: dict[str, Any]
     places: dict[KeyPath, Place] = field(default_factory=dict)
+    left_out: dict[str, frozenset[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def place(self, path: KeyPath) -> Place | None:
         """Return the place of a path, or that of the nearest enclosing key that has one."""
@@ -194,7 +200,9 @@ class _Reader:
 def override(document: Document, assignments: list[str]) -> Document:
     """Return the document with `a.b.c=value` assignments applied; values are YAML, malformed ones are mistakes.
 
-    A value replaces the old one, even if both are mappings: `a={b: 1}` leaves nothing else in `a`.
+    A value replaces the old one, even if both are mappings: `a={b: 1}` leaves nothing else in `a`. A list of labels
+    selects those that are there, with their options, and adds the others. What options are dropped, and what gets
+    defaults, becomes a note.
     """
     mistakes = []
     for text in assignments:
@@ -208,6 +216,7 @@ def override(document: Document, assignments: list[str]) -> Document:
         except (UserError, ValueError):
             mistakes.append(Mistake(key, f"{raw!r} is not a YAML value", file="command line"))
             continue
+        before = document
         places = {path[:i]: Place("command line") for i in range(1, len(path) + 1)}
         # A mapping would merge with the old one; False in between discards that.
         for layer in (False, value) if isinstance(value, Mapping) else (value,):
@@ -215,22 +224,66 @@ def override(document: Document, assignments: list[str]) -> Document:
             for part in reversed(path):
                 nested = {part: nested}
             document = merge(document, Document(nested, places))
+        document.notes += tuple(_override_notes(before.values, document.values, path, value))
     if mistakes:
         raise Mistakes("overrides", mistakes)
     return document
+
+
+def _override_notes(before: Any, after: Any, path: KeyPath, value: Any) -> Iterator[str]:
+    """Say which options an override drops although their label stays, and which labels are new."""
+    key = path[0]
+    old, new = (_long_form(values.get(key), (key,)) for values in (before, after))
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return
+    if len(path) == 1 and isinstance(value, list):
+        known = [label for label, options in old.items() if options is not False]
+        tuned = any(isinstance(old[label], Mapping | str) for label in known)
+        for label in new if tuned else ():
+            if label not in known and label != "native":
+                yield f"{key}.{label} is new in this suite and has default options (there were: {', '.join(known)})"
+    for label in old if len(path) < 3 else path[1:2]:
+        if label in new and new[label] is not False and (len(path) == 1 or label == path[1]):
+            inner = (key, label)
+            dropped = list(_dropped(_long_form(old.get(label), inner), _long_form(new[label], inner)))
+            if dropped:
+                yield f"{'.'.join(path)}=... drops the suite's options of {key}.{label}: {', '.join(dropped)}"
+
+
+def _dropped(old: Any, new: Any) -> Iterator[str]:
+    """Yield the options of `old`, with their values, that `new` does not mention."""
+    for name, value in old.items() if isinstance(old, Mapping) and isinstance(new, Mapping) else ():
+        if name not in new:
+            yield f"{name}={value}"
+        elif isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _dropped(value, new[name]))
 
 
 def merge(below: Document, above: Document) -> Document:
     """Return `below` with the values of `above` in it.
 
     Mappings merge key by key, unless `above` names another `plugin`; other values replace. Where `above` has a mapping
-    and `below` a name or a list of names, the short form is expanded first. `false` in place of a label's options
-    removes the label.
+    and `below` a name or a list of names, the short form is expanded first. Where it is the other way round, the names
+    select labels of `below` with their options, and a name that is not among them is a new label. `false` in place of a
+    label's options removes the label.
     """
-    places = dict(below.places)
+    places, left_out = dict(below.places), dict(below.left_out)
+    for key, labels in above.left_out.items():
+        left_out[key] = left_out.get(key, frozenset()) | labels
+    for key, value in above.values.items():
+        old, chosen = below.values.get(key), _labels(value, key)
+        if isinstance(old, Mapping) and chosen is not None:
+            left_out[key] = left_out.get(key, frozenset()) | frozenset(old) - set(chosen)
     values = _merge(below.values, above.values, (), places)
     places.update(above.places)
-    return Document(values, places)
+    return Document(values, places, left_out, (*below.notes, *above.notes))
+
+
+def _labels(value: Any, key: str) -> list[str] | None:
+    """Return the labels that a list, or a single name, selects; None if the value is something else."""
+    if isinstance(value, str) and key not in ("preprocessing", "engine"):
+        return [value]
+    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
 
 
 def _merge(below: Any, above: Any, path: KeyPath, places: dict[KeyPath, Place]) -> Any:
@@ -244,8 +297,13 @@ def _merge(below: Any, above: Any, path: KeyPath, places: dict[KeyPath, Place]) 
         return result
     if above is None and isinstance(below, Mapping):
         return below
+    kept: dict[str, Any] = {}
+    if len(path) == 1 and isinstance(below, Mapping) and (labels := _labels(above, path[0])) is not None:
+        kept = {label: below[label] for label in labels if below.get(label, False) is not False}
+        above = {label: kept.get(label) for label in labels}
     for known in [known for known in places if known[: len(path)] == path and len(known) > len(path)]:
-        del places[known]
+        if known[len(path)] not in kept:
+            del places[known]
     return above
 
 

@@ -74,7 +74,8 @@ def _merged(below: Document, above: Document) -> Document:
         ("cases", str(int(path[1]) + len(first)), *path[2:]) if path[0] == "cases" and len(path) > 1 else path: place
         for path, place in above.places.items()
     }
-    return document.merge(below, Document({**above.values, "cases": [*first, *second]}, {**below.places, **shifted}))
+    cases = {**above.values, "cases": [*first, *second]}
+    return document.merge(below, Document(cases, {**below.places, **shifted}, above.left_out, above.notes))
 
 
 def _parents(registry: Registry, own: Document, path: Path) -> list[Path]:

@@ -60,6 +60,8 @@ class Suite:
     """How many settings were tried on the validation split, by method."""
     source: Mapping[str, Any] = field(default_factory=dict)
     """The merged document, with the protocol and the plugins that are defaults."""
+    notes: tuple[str, ...] = ()
+    """What overrides changed that nobody may have meant."""
 
     def excluded(self, **cell: Any) -> bool:
         """Return whether a pattern of `exclude` matches the cell."""

@@ -159,7 +159,7 @@ def trial_document(doc: Document, tuning: Tuning, name: str) -> Document:
         "methods": chosen,
         "cases": cases,
     }
-    return Document(values, dict(doc.places))
+    return Document(values, dict(doc.places), doc.left_out, doc.notes)
 
 
 def _retarget(assignments: Mapping[str, Any], tuning: Tuning) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bpcbench.api import Engine, Evaluator, Plugin, Preprocessing
-from bpcbench.errors import Mistake, Mistakes, UserError, unknown
+from bpcbench.errors import Mistake, Mistakes, UserError, did_you_mean, unknown
 from bpcbench.records import Ref
 from bpcbench.registry.discovery import Registry
 from bpcbench.registry.options import OptionError, build
@@ -57,7 +57,7 @@ class _Validator:
         for axis in ("datasets", "methods", "evaluators", "inferences", "networks"):
             if not axes[axis] and not any(path[0] == axis for path, _ in self.mistakes):
                 self.mistake((axis,), "empty: at least one is needed")
-        known = {axis: self.registry.names(kind) for axis, kind in AXES.items()}
+        known = {axis: {*self.registry.names(kind), *self.doc.left_out.get(axis, ())} for axis, kind in AXES.items()}
         cases = read_cases(values.get("cases"), axes, known, self.mistake)
         settings = {
             (label, count): self._setting(axes, [c for c in cases if c.matches(label, count)])
@@ -80,6 +80,7 @@ class _Validator:
             engine=engine,
             # Kept with results: another version or another set of plugins may have other defaults.
             source={**values, **self.defaults, "protocol": fields["protocol"]},
+            notes=self.doc.notes,
             **fields,
         )
 
@@ -187,7 +188,11 @@ class _Validator:
                 self.mistake(where or (*path, *problem.path), problem.message)
         except UserError as error:
             written = (*path, "plugin")
-            self.mistake(origins.get("plugin") or (written if written in self.doc.places else path), str(error))
+            message = str(error)
+            if written not in self.doc.places and len(path) == 2:
+                # A new name in a list of labels may be a label of the suite, mistyped.
+                message += did_you_mean(name, {*self.doc.left_out.get(path[0], ())} - {*self.registry.names(kind)})
+            self.mistake(origins.get("plugin") or (written if written in self.doc.places else path), message)
         return None
 
     def _setting(self, axes: Mapping[str, Mapping[str, dict[str, Any]]], cases: list[Case]) -> Setting:

@@ -187,6 +187,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         ({"m": {"x": {"n": 1}}}, {"m": {"x": None, "y": None}}, {"m": {"x": {"n": 1}, "y": None}}),
         ({"m": ["x", "y"]}, {"m": {"y": {"n": 1}}}, {"m": {"x": None, "y": {"n": 1}}}),
         ({"m": "x"}, {"m": {"x": {"n": 1}}}, {"m": {"x": {"n": 1}}}),
+        ({"m": {"x": {"n": 1}, "y": None}}, {"m": ["z", "x"]}, {"m": {"z": None, "x": {"n": 1}}}),
+        ({"m": {"x": {"n": 1}, "y": None}}, {"m": "x"}, {"m": {"x": {"n": 1}}}),
+        ({"m": {"x": False, "y": "p"}}, {"m": ["x", "y"]}, {"m": {"x": None, "y": "p"}}),
+        ({"m": {"x": {"net": {"w": 1}}}}, {"m": {"x": {"net": ["p"]}}}, {"m": {"x": {"net": ["p"]}}}),
+        ({"preprocessing": {"default": {"e": 1}}}, {"preprocessing": "zca"}, {"preprocessing": "zca"}),
         ({"m": {"x": "p"}}, {"m": {"x": {"n": 1}}}, {"m": {"x": {"plugin": "p", "n": 1}}}),
         ({"engine": "local"}, {"engine": {"jobs": 1}}, {"engine": {"plugin": "local", "jobs": 1}}),
         (
@@ -228,6 +233,42 @@ def test_overrides_nest_replace_and_come_last() -> None:
     }
     assert result.place(("methods", "m", "n")) == Place("command line")
     assert result.place(("methods", "m", "k")) == Place("f", 3)
+
+
+def test_a_list_of_labels_keeps_their_options_and_places() -> None:
+    doc = parse("methods:\n  m: {n: 1}\n  o:\n  p: {k: 2}\nipc: [1]\n", "f")
+    result = override(doc, ["methods=[p, m]", "methods.m.k=3"])
+    assert result.values["methods"] == {"p": {"k": 2}, "m": {"n": 1, "k": 3}}
+    assert list(result.values["methods"]) == ["p", "m"]
+    assert result.place(("methods", "m", "n")) == Place("f", 2)
+    assert (result.left_out, result.notes) == ({"methods": {"o"}}, ())
+    assert override(doc, ["methods=o"]).values["methods"] == {"o": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("methods=[m, q]", "methods.q is new in this suite and has default options (there were: m, o)"),
+        ("methods={m: {k: 2}}", "methods=... drops the suite's options of methods.m: n=1"),
+        ("methods={m: , o: }", "methods=... drops the suite's options of methods.m: n=1, net={'w': 4}"),
+        ("methods.m={n: 2}", "methods.m=... drops the suite's options of methods.m: net={'w': 4}"),
+        ("methods.m=q", "methods.m=... drops the suite's options of methods.m: n=1, net={'w': 4}"),
+        ("methods.m.net={d: 3}", "methods.m.net=... drops the suite's options of methods.m: net.w=4"),
+        ("preprocessing=zca", "preprocessing=... drops the suite's options of preprocessing.default: e=1"),
+    ],
+)
+def test_what_drops_options_says_so(text: str, note: str) -> None:
+    doc = parse("methods:\n  m: {n: 1, net: {w: 4}}\n  o:\npreprocessing: {default: {plugin: zca, e: 1}}\n", "f")
+    (said,) = override(doc, [text]).notes
+    assert note in said
+
+
+@pytest.mark.parametrize(
+    "text", ["methods=[o, m]", "methods=[o]", "methods.m.n=3", "methods.m=false", "methods.z={a: 1}", "ipc=[1, 2]"]
+)
+def test_what_was_asked_for_needs_no_note(text: str) -> None:
+    doc = parse("methods:\n  m: {n: 1, net: {w: 4}}\n  o:\nipc: [1]\nmetrics: [acc]\n", "f")
+    assert override(doc, [text, "metrics=[acc, nll]"]).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -288,3 +288,32 @@ def test_an_override_may_leave_out_what_cases_and_exclude_speak_of(registry: Reg
     suite = load(registry, "paper/main", ["datasets=[mnist]", "methods=[random]"])
     assert list(suite.datasets) == ["mnist"]
     assert list(suite.settings["mnist", 10].methods) == ["random"]
+
+
+def test_a_list_of_labels_selects_them_with_their_options(registry: Registry) -> None:
+    whole = load(registry, "quickstart")
+    chosen = load(registry, "quickstart", ["methods=[vbpc, frepo, bpc-w]", "inferences=[vi]", "networks=conv-bn"])
+    for (label, ipc), setting in chosen.settings.items():
+        there = whole.settings[label, ipc]
+        assert list(setting.methods) == ["vbpc", "frepo", "bpc-w"]
+        assert [setting.methods[m] for m in ("vbpc", "frepo")] == [there.methods[m] for m in ("vbpc", "frepo")]
+        assert (setting.inferences, setting.networks) == ({"vi": there.inferences["vi"]}, there.networks)
+    (note,) = chosen.notes
+    assert note.startswith("methods.bpc-w is new in this suite and has default options")
+
+
+def test_a_suite_that_extends_another_selects_labels_in_the_same_way(registry: Registry, write_suite: Write) -> None:
+    extending = load(registry, write_suite("extends: quickstart\nmethods: [frepo, herding]\n"))
+    there = load(registry, "quickstart").settings["digits", 1].methods["frepo"]
+    assert extending.settings["digits", 1].methods["frepo"] == there
+    assert extending.notes == ()
+
+
+def test_labels_left_out_by_a_list_may_stay_in_cases_and_exclude(registry: Registry, write_suite: Write) -> None:
+    file = write_suite(
+        "datasets: [digits]\nipc: [1]\nmethods: {random: , long: {plugin: kmeans}}\n"
+        "cases: [{when: {ipc: [1]}, set: {methods.long.iterations: 7}}]\nexclude: [{method: long, ipc: 1}]\n"
+    )
+    assert list(load(registry, file, ["methods=[random]"]).settings["digits", 1].methods) == ["random"]
+    with pytest.raises(Mistakes, match="unknown method 'lnog'.*; did you mean 'long'"):
+        load(registry, file, ["methods=[lnog]"])
