@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bpcbench.planning.planner import PlannedStage
     from bpcbench.reporting import Table
     from bpcbench.reporting.view import View
-    from bpcbench.running.run import Result
+    from bpcbench.running.run import Failure, Result
 
 
 def suite_session(arguments: argparse.Namespace) -> Session:
@@ -46,8 +46,11 @@ def suite_session(arguments: argparse.Namespace) -> Session:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a suite, then print its table, what failed and how to resume."""
+    from bpcbench.running.execution import check_device
+
     session = suite_session(arguments)
     prepared = session.prepare()
+    check_device(prepared, inline=session.inline or session.debug)
     if not arguments.quiet:
         print(_summary(prepared.plan), file=sys.stderr)
     if stale := prepared.plan.stale():
@@ -80,9 +83,14 @@ def failures(arguments: argparse.Namespace, result: Result) -> str:
     lines = []
     if result.failures:
         lines.append(f"{len(result.failures)} failed, {result.counts.get('skipped', 0)} skipped because of that:")
+    alike: dict[str, list[Failure]] = {}
     for failure in result.failures:
-        lines.append(f"  {failure.stage.kind} {failure.stage.label}: {failure.message}")
-        lines.append(f"    log: {failure.log}")
+        alike.setdefault(failure.message, []).append(failure)
+    for message, same in alike.items():
+        first, more = same[0], len(same) - 1
+        others = f" (and {more} more)" if more else ""
+        lines.append(f"  {first.stage.kind} {first.stage.label}{others}: {message}")
+        lines.append(f"    log: {first.log}")
     if result.signal is not None:
         lines.append("stopped; nothing that was finished is lost")
     lines.append(f"to resume: {shlex.join(['bpcbench', *_again(arguments.words)])}")
@@ -145,6 +153,8 @@ def _shared(stages: Iterable[PlannedStage]) -> Iterator[str]:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Print the stages that a run would execute."""
+    from bpcbench.running.execution import check_device
+
     prepared = suite_session(arguments).prepare()
     if arguments.json:
         print(json.dumps([_as_json(planned) for planned in prepared.plan.stages], indent=1))
@@ -157,6 +167,10 @@ def plan(arguments: argparse.Namespace) -> int:
         print(f"  {planned.status:<22} {planned.kind:<12} {planned.label}  [{planned.stage.key[:12]}]  {cost}")
     for note in prepared.notes:
         print(f"note: {note}", file=sys.stderr)
+    try:
+        check_device(prepared, thorough=False)
+    except UserError as error:
+        print(f"note: {error}", file=sys.stderr)
     return 0
 
 

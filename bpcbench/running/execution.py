@@ -50,6 +50,19 @@ class Prepared:
         return Store.open(self.out, create=False) if (self.out / "store.json").exists() else None
 
 
+def check_device(prepared: Prepared, *, inline: bool = False, thorough: bool = True) -> None:
+    """Raise UserError if stages would run on this machine and it lacks the device; other engines have their own."""
+    from bpcbench.errors import UserError
+    from bpcbench.running.device import missing_device
+    from bpcbench.running.engines import Inline, Local
+    from bpcbench.running.run import choose_engine
+
+    device = prepared.plan.suite.device
+    here = isinstance(choose_engine(prepared.plan.suite.engine, inline=inline), Local | Inline)
+    if here and prepared.plan.to_do() and (reason := missing_device(device, thorough=thorough)):
+        raise UserError(f"device {device!r} is not available on this machine: {reason}; `auto` uses what there is")
+
+
 def execute(
     prepared: Prepared,
     *,
@@ -68,6 +81,7 @@ def execute(
     from bpcbench.store.store import Store, check_writable
 
     plan = prepared.plan
+    check_device(prepared, inline=inline or debug)
     check_writable(prepared.out)
     if track:
         from bpcbench.tracking.location import tracking_uri

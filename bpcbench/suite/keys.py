@@ -6,6 +6,7 @@ field of the same name in `Suite`. Keys that name plugins or depend on other key
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,10 @@ Reader = Callable[[Any, Report], Any]
 """Takes the value of a key and where to report mistakes, by paths relative to the key; returns the value to keep."""
 Schema = Mapping[str, Any]
 
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu", "xla")
+"""The devices that torch knows, some of them with a package of their maker."""
+_DEVICE = rf"auto|cpu|({'|'.join(DEVICES[2:])})(:[0-9]+)?"
+_OTHER_DEVICES = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps", "apple": "mps"}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -91,6 +96,19 @@ def _seeds(raw: Any, report: Report) -> tuple[int, int]:
 def _protocol(raw: Any, report: Report) -> Any:
     if type(raw) is not int or raw not in PROTOCOLS:
         report((), f"unknown version {raw!r} (allowed: {', '.join(map(str, PROTOCOLS))})")
+    return raw
+
+
+def _device(raw: Any, report: Report) -> Any:
+    if not isinstance(raw, str):
+        report((), f"expected a word such as auto, cpu or cuda, got {raw!r}")
+    elif not re.fullmatch(_DEVICE, raw):
+        name = raw.partition(":")[0].lower()
+        meant = _OTHER_DEVICES.get(name, name)
+        if meant in DEVICES and meant != raw:
+            report((), f"unknown device {raw!r}; did you mean {meant!r}? (allowed: {', '.join(DEVICES)})")
+        else:
+            report((), f"{unknown('device', raw, DEVICES)}; a number may follow, as in cuda:1")
     return raw
 
 
@@ -214,9 +232,7 @@ KEYS: Mapping[str, Key] = {
         _expect(lambda v: isinstance(v, str), "a word such as float32"),
         _TEXT,
     ),
-    "device": Key(
-        "auto, cpu, cuda, ...", _expect(lambda v: isinstance(v, str), "a word such as auto, cpu or cuda"), _TEXT
-    ),
+    "device": Key("auto, cpu, cuda, cuda:1, ...", _device, {"type": "string", "pattern": f"^({_DEVICE})$"}),
     "timeout": Key(
         "limit per stage: seconds, or a duration such as 30m or 2h; null: no limit",
         _seconds,

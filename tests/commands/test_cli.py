@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
+from detached_engine import Detached
 from import_path import with_folder
 
 from bpcbench.cli import FORMATS, KINDS, main
+from bpcbench.errors import UserError
 from bpcbench.registry.discovery import registry
+from bpcbench.running import device
+from bpcbench.running.execution import check_device
+from bpcbench.session import Session
 from bpcbench.suite.files import shipped
 from bpcbench.suite.keys import KEYS
 from bpcbench.suite.schema import suite_schema
@@ -129,6 +137,38 @@ def test_wrong_words_end_with_code_2_and_no_traceback(tmp_path):
         assert done.returncode == 2, (words, done)
         assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_is_not_there_is_one_message_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '9.9+cpu'\ncuda: Optional[str] = None\nhip = None\n")
+    fake, real = importlib.machinery.PathFinder.find_spec("torch", [str(tmp_path)]), importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: fake if name == "torch" else real(name))
+    out = str(tmp_path / "store")
+    for words in (["run"], ["run", "--in-process", "--quiet"], ["anytime"]):
+        assert main([*words, "quickstart", *TINY, "--device", "cuda", "--out", out]) == 2
+        said = capsys.readouterr().err
+        assert re.fullmatch(r"bpcbench: device 'cuda' is not available .* torch 9\.9\+cpu was built .*\n", said), said
+    assert not Path(out).exists()
+    # A plan says so too, but it may be for another machine.
+    assert main(["plan", "quickstart", *TINY, "--device", "cuda:1", "--out", out]) == 0
+    assert "note: device 'cuda:1' is not available" in capsys.readouterr().err
+
+
+def test_devices_of_other_machines_are_not_looked_for_here(tmp_path, monkeypatch):
+    prepared = Session("quickstart", [*TINY, "device=cuda"], out=tmp_path).prepare()
+    monkeypatch.setattr(device, "missing_device", lambda wanted, thorough=True: "it is not there")
+    with pytest.raises(UserError, match="it is not there"):
+        check_device(prepared)
+    elsewhere = replace(prepared.plan.suite, engine=Detached())
+    check_device(replace(prepared, plan=replace(prepared.plan, suite=elsewhere)))
+
+
+def test_what_torch_says_of_a_device_is_quoted():
+    assert device.missing_device("auto") is None
+    assert device.missing_device("cpu") is None
+    assert "nowhere" in str(device._trial("nowhere"))
 
 
 def test_a_store_that_cannot_be_written_is_refused_first(tmp_path):

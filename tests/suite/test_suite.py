@@ -153,14 +153,14 @@ def test_one_number_of_seeds_is_for_both_axes(registry: Registry, write_suite: W
 
 
 def test_overrides_win_over_the_suite_which_wins_over_what_it_extends(registry: Registry, write_suite: Write) -> None:
-    write_suite("name: base\nthreads: 1\ndevice: base\nprecision: base\ndescription: base\n", "base.yaml")
-    write_suite("extends: base.yaml\nname: middle\nthreads: 2\ndevice: middle\nprecision: middle\n", "middle.yaml")
-    write_suite("precision: second\ndevice: second\n", "second.yaml")
-    top = write_suite(SMALL + "extends: [middle.yaml, ./second.yaml]\ndevice: top\n", "top.yaml")
-    suite = load(registry, top, ["device=line", "device=last"])
-    assert (suite.description, suite.threads, suite.precision, suite.device) == ("base", 2, "second", "last")
+    write_suite("name: base\nthreads: 1\ndevice: cpu\nprecision: base\ndescription: base\n", "base.yaml")
+    write_suite("extends: base.yaml\nname: middle\nthreads: 2\ndevice: mps\nprecision: middle\n", "middle.yaml")
+    write_suite("precision: second\ndevice: cuda\n", "second.yaml")
+    top = write_suite(SMALL + "extends: [middle.yaml, ./second.yaml]\ndevice: xpu\n", "top.yaml")
+    suite = load(registry, top, ["device=cuda:1", "device=cuda:2"])
+    assert (suite.description, suite.threads, suite.precision, suite.device) == ("base", 2, "second", "cuda:2")
     assert suite.name == "top"  # a name is not inherited
-    assert load(registry, top).device == "top"
+    assert load(registry, top).device == "xpu"
 
 
 def test_extending_changes_options_replaces_plugins_and_removes_labels(registry: Registry, write_suite: Write) -> None:
@@ -315,5 +315,5 @@ def test_labels_left_out_by_a_list_may_stay_in_cases_and_exclude(registry: Regis
         "cases: [{when: {ipc: [1]}, set: {methods.long.iterations: 7}}]\nexclude: [{method: long, ipc: 1}]\n"
     )
     assert list(load(registry, file, ["methods=[random]"]).settings["digits", 1].methods) == ["random"]
-    with pytest.raises(Mistakes, match="unknown method 'lnog'.*; did you mean 'long'"):
+    with pytest.raises(Mistakes, match=r"unknown method 'lnog'.*; did you mean 'long'"):
         load(registry, file, ["methods=[lnog]"])
