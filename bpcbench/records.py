@@ -617,6 +617,13 @@ class Ended:
         return cls(**{**value, "messages": tuple(value["messages"])})
 
 
+COST = "cost/"
+"""A scalar that a plugin logs under such a name is a cost: `bpcbench report --costs` has a column for it.
+
+Published costs have such metrics too: `cost/` and the heading of the column.
+"""
+
+
 @dataclass(frozen=True)
 class PublishedQuery:
     """What a cell of a table is made of: what `PublishedPattern`s are compared with.

@@ -268,7 +268,7 @@ def _differences(arguments: argparse.Namespace, view: View) -> str:
 
 
 def _costs(arguments: argparse.Namespace, view: View) -> str:
-    table = view.costs()
+    table = view.costs(published=arguments.published)
     return _rendered(arguments, table) if table.lines else _nothing(view)
 
 

@@ -9,7 +9,7 @@ from bpcbench.planning.cells import Cell, Choice, Coordinates
 from bpcbench.planning.plan import Plan
 from bpcbench.planning.published import match
 from bpcbench.planning.spec import Spec
-from bpcbench.records import Publication, PublishedQuery
+from bpcbench.records import COST, Publication, PublishedQuery
 from bpcbench.store.address import digest
 from bpcbench.store.manifest import (
     CellRecord,
@@ -40,7 +40,8 @@ def manifest_of(
     """Return the manifest of a plan; `source` is the suite as the user named it, `request` a digest of its content."""
     suite = plan.suite
     metrics = tuple(_metrics(suite))
-    names = tuple(dict.fromkeys(metric.name for metric in metrics))
+    costs = (name for one in publications for number in one.numbers for cell in number.cells for name in cell.metrics)
+    names = tuple(dict.fromkeys((*(m.name for m in metrics), *(name for name in costs if name.startswith(COST)))))
     groups: dict[Coordinates, Group] = {}
     for cell in plan.cells:
         known = groups.get(cell.at)

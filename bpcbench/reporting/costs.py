@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from bpcbench.records import COST
 from bpcbench.reporting.collect import place_of
 from bpcbench.reporting.rows import Place
-from bpcbench.reporting.table import Cell, Column, Group, Line, Table, label_columns
+from bpcbench.reporting.table import Cell, Column, Group, Line, Table, label_columns, with_published
 from bpcbench.stats import Summary, summarise
 from bpcbench.store.address import Address
-from bpcbench.store.manifest import CellRecord, Manifest
+from bpcbench.store.manifest import CellRecord, Manifest, PublishedRecord
+from bpcbench.store.merge import CURVES
 from bpcbench.store.store import Store
 
-COLUMNS = tuple(map(Column, ("bytes", "distil s", "prep s", "share s", "infer s", "peak MB", "timed")))
+COLUMNS = tuple(map(Column, ("bytes", "distil s", "s/100 steps", "prep s", "share s", "infer s", "peak MB", "timed")))
 FOOTNOTES = (
     "CPU seconds of stages on the CPU, wall-clock seconds of those on a GPU; ± is the sample standard deviation over "
     "coresets.",
-    "bytes: images and targets of a coreset. distil s: one coreset. prep s: everything that must exist first, such "
-    "as experts, in full; share s: divided among the methods of the suite that use it. infer s: one fit and its "
-    "predictions. peak MB: memory of the process that distilled, its libraries included.",
+    "bytes: images and targets of a coreset. distil s: one coreset. s/100 steps: without the first steps. "
+    "prep s: everything that must exist first, such as experts, in full; share s: divided among the methods of the "
+    "suite that use it. infer s: one fit and its predictions. peak MB: memory of the process that distilled, its "
+    "libraries included.",
     "timed shared: other stages ran at the same time, so its seconds cannot be compared.",
+)
+_MEASURED = (
+    "MB of a loss or of BMA: the largest amount that its tensors take at a time; libraries, networks and images are "
+    "not counted."
 )
 FIT = "fit"
 """The member of a prediction that holds the fitted predictive."""
@@ -43,12 +53,17 @@ class Cost:
     infer: Summary
     peak: float
     shared: bool
+    pace: float | None = None
+    """Seconds per 100 steps; None where a method takes no steps, or too few to tell."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What the plugins logged as costs, by name without `COST`; means over what logged it."""
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the cost as the cells of a table, in the order of `COLUMNS`."""
         return (
             _number(self.size, "d"),
             _spread(self.distil),
+            _number(self.pace, ".2f"),
             _number(self.prepare, ".1f"),
             _number(self.share, ".1f"),
             _spread(self.infer),
@@ -71,17 +86,44 @@ def costs(manifest: Manifest, store: Store) -> list[Cost]:
     return [_cost(place, fits, store, users) for place, fits in groups.items()]
 
 
-def cost_table(every: Sequence[Cost], title: str = "", extra: Sequence[str] = ()) -> Table:
-    """Return costs as a table with a line per method, inference and network and a group per data set and ipc."""
-    groups = tuple(Group(*key, COLUMNS) for key in dict.fromkeys((cost.dataset, cost.ipc) for cost in every))
-    by_place = {Place(c.dataset, c.ipc, c.method, c.inference, c.network): c.cells() for c in every}
-    nothing = tuple(Cell() for _ in COLUMNS)
+def cost_table(
+    every: Sequence[Cost],
+    title: str = "",
+    extra: Sequence[str] = (),
+    *,
+    published: Mapping[Place, Sequence[PublishedRecord]] | None = None,
+    publications: Mapping[str, str] | None = None,
+) -> Table:
+    """Return costs as a table with a line per method, inference and network and a group per data set and ipc.
+
+    What plugins measured follows the columns that every table has. With `published`, the costs that papers print for
+    a line stand below it.
+    """
+    more = tuple(dict.fromkeys(name for cost in every for name in cost.measured))
+    columns = (*COLUMNS, *map(Column, more))
+    groups = tuple(Group(*key, columns) for key in dict.fromkeys((cost.dataset, cost.ipc) for cost in every))
+    by_place = {
+        Place(c.dataset, c.ipc, c.method, c.inference, c.network): (
+            *c.cells(),
+            *(_number(c.measured.get(name), ".2f") for name in more),
+        )
+        for c in every
+    }
+    nothing = tuple(Cell() for _ in columns)
     lines = []
     for name in dict.fromkeys((cost.method, cost.inference, cost.network) for cost in every):
         blocks = (by_place.get(Place(group.dataset, group.ipc, *name), nothing) for group in groups)
         lines.append(Line(*name, tuple(cell for block in blocks for cell in block), ranked=False))
     heading = f"{title}. Costs" if title else "Costs"
-    return Table(heading, label_columns(lines), groups, tuple(lines), (*FOOTNOTES, *extra))
+    measured = (_MEASURED,) if any(name.endswith(" MB") for name in more) else ()
+    table = Table(heading, label_columns(lines), groups, tuple(lines), (*FOOTNOTES, *measured, *extra))
+    if published is None:
+        return table
+    costs_only = {
+        place: [replace(one, metric=one.metric.removeprefix(COST)) for one in records if one.metric.startswith(COST)]
+        for place, records in published.items()
+    }
+    return with_published(table, costs_only, publications or {})
 
 
 def _cost(place: Place, fits: _Fits, store: Store, users: Mapping[Address, set[str]]) -> Cost:
@@ -99,7 +141,48 @@ def _cost(place: Place, fits: _Fits, store: Store, users: Mapping[Address, set[s
         infer=summarise({coreset: [_taken(store, fitted) for fitted in made] for coreset, made in fits.items()}),
         peak=max(float(store.meta(address).get("peak_memory_bytes") or 0.0) for address in distilled),
         shared=any(int(store.meta(address).get("jobs", 1)) > 1 for address in timed),
+        pace=_mean([pace for address in distilled if (pace := _pace(store, address)) is not None]),
+        measured=_measured(store, timed),
     )
+
+
+def _points(store: Store, address: Address) -> list[dict[str, Any]]:
+    """Return the points of the curves that an artefact has; none of a damaged file."""
+    try:
+        return [json.loads(line) for line in (store.path(address) / CURVES).read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+
+
+def _pace(store: Store, address: Address) -> float | None:
+    """Return the seconds per 100 steps of the longest loop of a stage, from the first to the last time noted.
+
+    Times of curves are by the clock; on the CPU they are taken times the share of it that the stage had.
+    """
+    last: dict[str, dict[float, int]] = {}
+    for point in _points(store, address):
+        # Points are noted in groups, with the time of the last of them.
+        last.setdefault(point["what"], {})[float(point["t"])] = int(point["step"])
+    reached = max(last.values(), key=lambda times: max(times.values()), default={})
+    if len(reached) < 2:
+        return None
+    (start, first), (end, final) = min(reached.items()), max(reached.items())
+    share = _seconds(store, address) / max(float(store.meta(address)["seconds"]), 1e-9)
+    return 100 * share * (end - start) / (final - first) if final > first else None
+
+
+def _measured(store: Store, addresses: Iterable[Address]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for address in addresses:
+        for point in _points(store, address):
+            for name, value in point["m"].items():
+                if name.startswith(COST):
+                    found.setdefault(name.removeprefix(COST), []).append(float(value))
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def _prepared(store: Store, addresses: Sequence[Address]) -> Sequence[Address]:

@@ -212,8 +212,8 @@ def build(
     )
     table = Table(title, labels, groups, tuple(lines), test=_test_name(tests))
     if published is not None:
-        table, more = _with_published(table, spots, published, publications or {})
-        footnotes += more
+        table = with_published(replace(table, footnotes=footnotes), published, publications or {})
+        footnotes = table.footnotes
     return replace(table, footnotes=(*footnotes, *extra))
 
 
@@ -225,12 +225,16 @@ def label_columns(lines: Sequence[Line], always: str = "") -> tuple[str, ...]:
     return ("method", *varying)
 
 
-def _with_published(
+def with_published(
     table: Table,
-    spots: Sequence[tuple[Group, Column]],
     published: Mapping[Place, Sequence[PublishedRecord]],
     publications: Mapping[str, str],
-) -> tuple[Table, tuple[str, ...]]:
+) -> Table:
+    """Return the table with the printed numbers below the lines that they stand beside, and what must be said of them.
+
+    `publications` are the notes of the publications by name.
+    """
+    spots = [(group, column) for group in table.groups for column in group.columns]
     below = [_published_lines(line, spots, published) for line in table.lines]
     names = list(dict.fromkeys(name for printed in below for name in printed))
     marks = {name: "published" if len(names) == 1 else f"published in {name}" for name in names}
@@ -243,7 +247,7 @@ def _with_published(
     if without := [line for line, printed in zip(table.lines, below, strict=True) if not printed]:
         named = ", ".join(" / ".join(line.label(name) for name in table.labels) for line in without)
         footnotes += (f"No published number for {named}.",)
-    return replace(table, lines=tuple(shown)), footnotes
+    return replace(table, lines=tuple(shown), footnotes=(*table.footnotes, *footnotes))
 
 
 @dataclass(frozen=True)

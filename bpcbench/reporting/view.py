@@ -91,9 +91,15 @@ class View:
             raise UserError(f"nothing to compare with the {axis} {against!r}: no result shares a {what} with it")
         return difference_table(found, self.title, axis, self.footnotes())
 
-    def costs(self) -> Table:
+    def costs(self, *, published: bool = False) -> Table:
         """Return what the coresets and their evaluations took."""
-        return cost_table(costs(self.manifest, self.store), self.title, self.footnotes())
+        return cost_table(
+            costs(self.manifest, self.store),
+            self.title,
+            self.footnotes(),
+            published=published_numbers(self.manifest) if published else None,
+            publications=self.manifest.publications,
+        )
 
     def footnotes(self) -> tuple[str, ...]:
         """Return what has to be said of the results as a whole: what is missing, skipped, or made by older code."""

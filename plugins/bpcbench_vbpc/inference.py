@@ -26,6 +26,9 @@ class VariationalInference(Inference):
     logits: `label_scale` for class labels and probabilities, chosen on the validation split, and `by_temperature` for
     real-valued targets whose method fitted a softmax temperature T (FRePo): y / T, since softmax(f / T) is what it
     predicts with. VBPC's own targets have no temperature, and stay as they are.
+
+    `naive` computes the same posterior and predictive from the h x h covariance, equal up to rounding. `measure` logs
+    the peak of the memory that closed form and predictive of a batch of features allocate.
     """
 
     name: ClassVar[str] = "vi"
@@ -45,6 +48,8 @@ class VariationalInference(Inference):
     statistics: Literal["running", "settled"] = option("running", "BatchNorm: as trained, or of the plain coreset")
     variance_factor: float = option(1.0, "factor of the variance in the mean-field softmax")
     samples: int = option(0, "draws of a Monte Carlo predictive; 0: the mean-field formula")
+    naive: bool = option(False, "use the h x h covariance: the paper's ablation, for timing", absent=False)
+    measure: bool = option(False, "measure the memory of closed form and predictive, for --costs", absent=False)
 
     def accepts(self, offer: Offer) -> str | None:
         """Return a reason to refuse networks of another framework."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from bpcbench.api import option
-from bpcbench.records import Facts, Native, Ref
+from bpcbench.api import Context, option
+from bpcbench.records import Coreset, Data, Facts, Inputs, Native, Ref
 from bpcbench_torch.pool_method import PoolMethod
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class VBPC(PoolMethod):
     variance_factor: float = option(1.0, "factor of the variance in the mean-field softmax; 1 as printed, 2 as derived")
     noise: bool = option(True, "include noise in the augmentations")
     naive: bool = option(False, "use the h x h covariance: the paper's ablation, for tests and timing")
+    measure: bool = option(False, "measure the memory of the loss before the first step, for --costs", absent=False)
     evaluation_steps: int = option(100, "T': Adam steps of the native inference before the closed form", key=False)
     memory: float = option(16.0, "GB; cells whose posterior needs more are skipped", key=False)
 
@@ -93,6 +94,14 @@ class VBPC(PoolMethod):
         # Left out where it is the number of images, which `vi` counts itself: a union of coresets has more.
         own = {} if self.beta_s is None else {"beta_s": self.beta_s}
         return {"rho": self.rho, "gamma": self.gamma, **own}
+
+    def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
+        """Return the last iterate; with `measure`, log what the loss and its gradient allocate first."""
+        if self.measure:
+            from bpcbench_vbpc.loss_memory import LOSS_MEMORY, loss_memory
+
+            ctx.log(**{LOSS_MEMORY: loss_memory(self, data.facts, ipc, ctx.device) / 1e6})
+        return super().distil(data, ipc, inputs, ctx)
 
     def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> dict[str, Tensor]:
         """Return the loss, the KL and the mean predictive variance."""

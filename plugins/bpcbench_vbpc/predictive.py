@@ -10,15 +10,18 @@ from torch import Tensor, nn
 
 from bpcbench.api import Context, Network, Predictive
 from bpcbench.records import Array, Arrays, Coreset, Predicted
+from bpcbench_torch.peak import peak_allocation
 from bpcbench_torch.predictive import load_arrays, state_arrays
 from bpcbench_torch.regression import regress, tensors
 from bpcbench_torch.training import settle_statistics
-from bpcbench_vbpc import posterior
+from bpcbench_vbpc import naive, posterior
 from bpcbench_vbpc.inference import VariationalInference
 from bpcbench_vbpc.likelihood import mean_field_log_probs, monte_carlo_log_probs
 
 _CHUNK = 250
 """Images per forward pass."""
+BMA_MEMORY = "cost/BMA MB"
+"""What `measure` logs: the peak of the closed form and the predictive of one forward pass."""
 
 
 class VariationalPredictive(Predictive):
@@ -103,13 +106,14 @@ def _predictive(
         rows = float(coreset.weights.sum(dtype=np.float64))
         roots = torch.tensor(coreset.weights, device=features.device, dtype=features.dtype).sqrt()[:, None]
         features, targets = roots * features, roots * targets
-    q = posterior.fit(
-        features,
-        targets,
-        inference.scalar(coreset, "rho", 1.0),
-        inference.scalar(coreset, "gamma", 100.0),
-        inference.scalar(coreset, "beta_s", rows),
-    )
+    rho, gamma = inference.scalar(coreset, "rho", 1.0), inference.scalar(coreset, "gamma", 100.0)
+    beta_s = inference.scalar(coreset, "beta_s", rows)
+    closed_form = naive.fit if inference.naive else posterior.fit
+    if inference.measure:
+        batch = features.new_ones((_CHUNK, features.shape[1]))
+        peak = peak_allocation(lambda: closed_form(features, targets, rho, gamma, beta_s).predict(batch), ctx.device)
+        ctx.log(**{BMA_MEMORY: peak / 1e6})
+    q = closed_form(features, targets, rho, gamma, beta_s)
     if not math.isfinite(float(q.kl())):
         raise ValueError("the posterior of the last layer is not finite: the coreset or the network has diverged")
     return VariationalPredictive(inference, model, q, ctx.seed)

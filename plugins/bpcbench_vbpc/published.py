@@ -9,7 +9,11 @@ Data sets, methods and metrics of the file have the names of our plugins. Which 
 - `ood_detection`: the same cells, metrics `SET/auroc` and so on by the evaluator's default score; the paper does not
   say by which score it detects.
 - `cross_inference`: FRePo and the baselines under `vi`, VBPC under `frepo`, with `conv-bn`.
-- `architecture`: coresets learned with `conv-bn` under their own inference and another network.
+- `architecture`: coresets learned with `conv-bn` under their own inference and another network; AlexNet, ResNet-18 and
+  VGG-11 in the form of FRePo's code, which the paper builds on but does not state.
+- `cost_training`, `cost_inference`: the methods of the main table; experts are `prep s`, training is `distil s`, and
+  inference is `infer s` of `bpcbench report --costs`, in seconds there. The paper measures on an RTX 3090.
+- `memory`: VBPC with either form of its loss and `vi` with either form of its predictive, where `measure` is on.
 - `ablation_*`: VBPC with one of its options changed, or one of the inference's for `ablation_eval_steps`.
 
 The paper does not say by which formula its NLLs were computed, so `nll` and `nll_batch128` both stand beside them. It
@@ -17,8 +21,9 @@ says that all methods have BatchNorm and that the baselines' official code was u
 of architectures repeats the main numbers of the baselines under Conv-BN. The main numbers therefore match both:
 paper/main and paper/main-native.
 
-Without an equivalent here, and so never shown: RCIG; `random` of `large`, whose inference is not stated; AlexNet,
-ResNet-18 and VGG-11 of `architecture`; `continual`; `cost_training`, `cost_inference` and `memory`.
+Derived columns are not stored: the drops of `cross_inference` are differences (`report --against-inference`).
+
+Without an equivalent here, and so never shown: RCIG; `random` of `large`, whose inference is not stated; `continual`.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from bpcbench.errors import Mistake, Mistakes
-from bpcbench.records import Publication, PublishedNumber, PublishedPattern
+from bpcbench.records import COST, Publication, PublishedNumber, PublishedPattern
 
 NUMBERS = Path(__file__).with_name("published.csv")
 COLUMNS = ("table", "dataset", "ipc", "setting", "method", "metric", "mean", "std")
@@ -42,7 +47,19 @@ NOTE = (
     "stated."
 )
 _PERCENT = ("acc", "auroc", "aupr_in", "aupr_out")
-_NETWORKS = ("conv-bn", "conv-nn", "conv-gn", "conv-in")
+_NETWORKS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {} for name in ("conv-bn", "conv-nn", "conv-gn", "conv-in")},
+    **{name: {"form": "faithful"} for name in ("alexnet-nn", "resnet18-bn", "vgg11-gn")},
+}
+"""The networks of the table of architectures, and the options by which they are the paper's."""
+_HOUR = 3600
+_COSTS = {"expert_hours": "prep s", "train_hours": "distil s", "seconds": "infer s"}
+_MEMORY = {
+    ("train", "memory_mb"): "loss MB",
+    ("train", "seconds_per_100_steps"): "s/100 steps",
+    ("bma", "memory_mb"): "BMA MB",
+}
+"""The column of the table of costs that a number stands in, by its setting and metric."""
 _OWN_INFERENCE = {
     "vbpc": "vi",
     "frepo": "frepo",
@@ -86,8 +103,10 @@ def publication(path: Path = NUMBERS) -> Publication:
 
 
 def _number(line: Mapping[str, str]) -> PublishedNumber:
-    mean, std = line["mean"].strip(), line["std"].strip()
-    unit = 100 if line["metric"] in _PERCENT else 1
+    printed = mean, std = line["mean"].strip(), line["std"].strip()
+    unit = 100.0 if line["metric"] in _PERCENT else 1.0
+    if line["metric"].endswith("_hours"):
+        unit, printed = 1 / _HOUR, (f"{mean} h", std)
     return PublishedNumber(
         table=line["table"],
         dataset=line["dataset"],
@@ -98,7 +117,7 @@ def _number(line: Mapping[str, str]) -> PublishedNumber:
         mean=None if mean == OUT_OF_MEMORY else round(float(mean) / unit, 6),
         std=round(float(std) / unit, 6) if std else None,
         setting=line["setting"],
-        printed=(mean, std),
+        printed=printed,
         cells=tuple(_cells(line)),
     )
 
@@ -106,7 +125,7 @@ def _number(line: Mapping[str, str]) -> PublishedNumber:
 def _cells(line: Mapping[str, str]) -> Iterator[PublishedPattern]:
     """Yield the cells beside which a number stands; none if bpcbench has no equivalent."""
     table, method, metric = line["table"], line["method"], line["metric"]
-    _, _, value = line["setting"].partition("=")
+    setting, _, value = line["setting"].partition("=")
     if method not in _OWN_INFERENCE:
         return
     metrics = ("nll", "nll_batch128") if metric == "nll" else (metric,)
@@ -126,7 +145,18 @@ def _cells(line: Mapping[str, str]) -> Iterator[PublishedPattern]:
     elif table == "architecture" and value in _NETWORKS:
         options = _learned_with("conv-bn", method)
         own = _OWN_INFERENCE[method]
-        yield from _at(line, metrics, [PublishedPattern(None, method, own, value, method_options=options)])
+        cells = PublishedPattern(None, method, own, value, method_options=options, network_options=_NETWORKS[value])
+        yield from _at(line, metrics, [cells])
+    elif table in ("cost_training", "cost_inference"):
+        yield from _at(line, (COST + _COSTS[metric],), _own(method))
+    elif table == "memory":
+        naive = {"naive": value == "naive"}
+        for cells in _own(method):
+            if setting == "train":
+                cells = replace(cells, method_options={**cells.method_options, **naive})
+            else:
+                cells = replace(cells, inference_options=naive)
+            yield from _at(line, (COST + _MEMORY[setting, metric],), [cells])
     elif table == "ablation_eval_steps":
         yield from _at(line, metrics, [_ablation(_PRECISIONS, steps=int(value))])
     elif table in _ABLATIONS:
