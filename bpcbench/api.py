@@ -32,6 +32,7 @@ from bpcbench.records import (
     Predictions,
     Ref,
     Reference,
+    Requeued,
     Resources,
     RunInfo,
     Scores,
@@ -345,7 +346,8 @@ class Pool(Protocol):
     def adopt(self) -> Iterable[Task]:
         """Return the attempts that an earlier invocation left running; `wait` reports their ends like any other's.
 
-        It is called once, before anything is submitted. An engine that is not `detached` has none.
+        It is called once, before anything is submitted. An engine that is not `detached` has none. Those that belong to
+        another run that still lives are left to it: their events are ignored.
         """
 
     def submit(self, task: Task) -> bool:
@@ -354,7 +356,7 @@ class Pool(Protocol):
         It is asked again for a task with these resources when an attempt has ended.
         """
 
-    def wait(self, seconds: float) -> Iterable[Started | Ended]:
+    def wait(self, seconds: float) -> Iterable[Started | Requeued | Ended]:
         """Return new events; wait up to the given number of seconds for one.
 
         Every attempt that was submitted or adopted ends with one `Ended`, also after `stop` and `kill`.
@@ -380,7 +382,8 @@ class Engine(Plugin, abc.ABC):
     Attempts anywhere run `python -m bpcbench.running.worker TASK.json`, where the file holds `task.to_json()`. It
     prints into the task's log, stops with a checkpoint on SIGTERM, and writes `task.outcome_file`, so that an engine
     need not know more than that the process is gone. Its exit code is 0 (done), 1 (failed), 75 (another process works
-    on the stage) or 143 (stopped). With `--bound` it ends when its standard input is closed: it dies with its parent.
+    on the stage) or 143 (stopped). With `--bound` it ends when its standard input is closed, so that it dies with its
+    parent; with `--bound stop` it writes a checkpoint first.
     """
 
     in_process: ClassVar[bool] = False

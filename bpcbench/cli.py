@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     run = _suite_command(commands, "run", "suite:run", "run a suite; what is cached is not run again")
     run.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
     run.add_argument("--in-process", action="store_true", help="run everything in this process")
+    run.add_argument("--detach", action="store_true", help="on a cluster: submit what is ready, and leave it running")
     run.add_argument("--pdb", action="store_true", help="in this process, with a debugger at the first error")
     run.add_argument("--skip-missing", action="store_true", help="leave out data sets that are not there")
     run.add_argument("--recompute", action="append", default=[], metavar="PLUGIN", help="make its results anew")

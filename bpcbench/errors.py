@@ -45,6 +45,10 @@ class Stopped(BaseException):
     """Raised inside a worker that was asked to stop; the stage goes on from its checkpoint next time."""
 
 
+class Superseded(Stopped):
+    """Raised inside a worker whose stage another process has taken over: it must not write any more."""
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One thing wrong with an input: where it is and what to do about it."""

@@ -540,6 +540,10 @@ class Task:
     family: str = ""
     visible: str | None = None
     """The value of CUDA_VISIBLE_DEVICES, or None to leave it."""
+    plugin: str = ""
+    """The name of the method, inference, evaluator, ... whose work it is."""
+    run: str = ""
+    """The run that submitted it; see `RunInfo.run`."""
 
     @property
     def outcome_file(self) -> Path:
@@ -587,6 +591,13 @@ class RunInfo:
 @dataclass(frozen=True)
 class Started:
     """An attempt has begun to execute; its timeout counts from now on."""
+
+    attempt: str
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """An attempt that had started waits again, for instance preempted; its timeout counts anew from the next start."""
 
     attempt: str
 

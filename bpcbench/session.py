@@ -43,7 +43,8 @@ class Session:
     store. `data` is where data sets lie; `unverified` admits data that are not the official ones; `skip_missing`
     leaves out data sets that are absent; `recompute` names plugins whose results are made again. `jobs` is the number
     of stages at a time; `inline` runs everything in this process; `debug` also opens pdb at the first error; `track`
-    logs to MLflow; `quiet` prints failures only; `report_to` takes every line that would go to stderr.
+    logs to MLflow; `quiet` prints failures only; `detach` submits what is ready and leaves it to the cluster;
+    `report_to` takes every line that would go to stderr.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Session:
         debug: bool = False,
         track: bool = True,
         quiet: bool = False,
+        detach: bool = False,
         command: str = "",
         report_to: Callable[[str], None] | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class Session:
         self.debug = debug
         self.track = track
         self.quiet = quiet
+        self.detach = detach
         self.command = command
         self.report_to = report_to
 
@@ -115,6 +118,7 @@ class Session:
         return execute(
             prepared,
             jobs=self.jobs,
+            detach=self.detach,
             inline=self.inline,
             debug=self.debug,
             track=self.track if track is None else track,

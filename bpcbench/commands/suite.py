@@ -37,6 +37,7 @@ def suite_session(arguments: argparse.Namespace) -> Session:
         "inline": "in_process",
         "debug": "pdb",
         "quiet": "quiet",
+        "detach": "detach",
     }
     options = {name: getattr(arguments, source) for name, source in inputs.items() if hasattr(arguments, source)}
     track = not getattr(arguments, "no_mlflow", False)
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     result = session.execute(prepared)
-    if result.exit_code:
+    if result.exit_code or result.left:
         print(failures(arguments, result), file=sys.stderr)
     elif not arguments.quiet:
         done = result.counts.get("done", 0)
@@ -91,7 +92,11 @@ def failures(arguments: argparse.Namespace, result: Result) -> str:
         others = f" (and {more} more)" if more else ""
         lines.append(f"  {first.stage.kind} {first.stage.label}{others}: {message}")
         lines.append(f"    log: {first.log}")
-    if result.signal is not None:
+    if result.error:
+        lines.append(result.error)
+    if result.left:
+        lines.append(f"{result.left} stages go on without this run; the same command takes them up again")
+    elif result.signal is not None or result.error:
         lines.append("stopped; nothing that was finished is lost")
     lines.append(f"to resume: {shlex.join(['bpcbench', *_again(arguments.words)])}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predict
 from bpcbench.coresets.preview import preview
 from bpcbench.coresets.reading import read_coreset
 from bpcbench.data.splits import evaluated_split, training_data
-from bpcbench.errors import BpcbenchError, PluginError, Stopped, unknown
+from bpcbench.errors import BpcbenchError, PluginError, Stopped, Superseded, unknown
 from bpcbench.figures import figure_to_json
 from bpcbench.planning.spec import Spec
 from bpcbench.planning.stages import (
@@ -52,15 +52,17 @@ from bpcbench.records import (
     union,
 )
 from bpcbench.registry.discovery import Registry, registry
+from bpcbench.running.checkpoint import fresh_folder
 from bpcbench.running.context import StageContext
 from bpcbench.running.device import limit_threads, peak_memory, resolve_device
 from bpcbench.running.members import Members
 from bpcbench.running.predictions import predict_split, read_predictions
 from bpcbench.running.queue import Outcome
 from bpcbench.running.seeding import derive, seed_globals
-from bpcbench.store import provenance
+from bpcbench.store import leases, provenance
 from bpcbench.store.address import SCHEME, Address
 from bpcbench.store.folder import size
+from bpcbench.store.leases import Lease
 from bpcbench.store.locks import Busy
 from bpcbench.store.store import Store
 
@@ -83,24 +85,50 @@ def attempt(task: Task, started: Started | None = None, store: Store | None = No
     except ValueError as error:
         raise PluginError(str(error)) from None
     try:
-        with store.lock(task.id):
+        with _right(store, task):
             if all(store.has(address) for address in stage.addresses):
                 return Outcome(task.id, "cached", messages=tuple(store.messages))
             for module in task.preload:
                 importlib.import_module(module)
             limit_threads(task.threads)
             try:
-                _body(stage)(_Attempt(task, stage, store, started))
+                with _lease(store, task) as lease:
+                    _body(stage)(_Attempt(task, stage, store, started, lease))
             except Exception:
                 # Where locks do not work, another process may have been first and removed what this one was using.
                 if not all(store.has(address) for address in stage.addresses):
                     raise
             store.discard_scratch(task.id)
-    except Busy:
-        return Outcome(task.id, "busy")
+    except (Busy, Superseded):
+        return Outcome(task.id, "busy", messages=tuple(store.messages))
     except Stopped:
         return Outcome(task.id, "stopped", time.monotonic() - begin, "stopped")
     return Outcome(task.id, "done", time.monotonic() - begin, messages=tuple(store.messages))
+
+
+@contextlib.contextmanager
+def _right(store: Store, task: Task) -> Iterator[None]:
+    """Hold the lock of a stage, unless its holder has fallen silent: a lost machine may hold a lock for ever."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(store.lock(task.id))
+        except Busy:
+            if not leases.expired(store.scratch(task.id)):
+                raise
+        yield
+
+
+@contextlib.contextmanager
+def _lease(store: Store, task: Task) -> Iterator[Lease | None]:
+    """Hold the lease beside a stage's checkpoints; a score has none, and takes no time."""
+    if task.kind == "score":
+        yield None
+        return
+    lease = leases.acquire(store.scratch(task.id))
+    try:
+        yield lease
+    finally:
+        lease.release()
 
 
 def execute(task: Task, started: Started | None = None) -> Outcome:
@@ -141,8 +169,11 @@ def _log(task: Task, trace: str) -> None:
 class _Attempt:
     """One attempt at a stage: builds plugins, reads inputs, commits results."""
 
-    def __init__(self, task: Task, stage: Stage, store: Store, started: Started | None) -> None:
+    def __init__(
+        self, task: Task, stage: Stage, store: Store, started: Started | None, lease: Lease | None = None
+    ) -> None:
         self.task = task
+        self.lease = lease
         self.stage = stage
         self.store = store
         self.started = started
@@ -164,8 +195,9 @@ class _Attempt:
             seed=seed,
             device=resolve_device(self.task.device),
             precision=precision,
-            attempt=self.store.scratch(self.task.id) / self.task.attempt,
+            attempt=fresh_folder(self.store.scratch(self.task.id), self.task.attempt),
             keep_snapshot=snapshot,
+            lease=self.lease,
         )
         seed_globals(seed)
         if self.started:
@@ -207,6 +239,8 @@ class _Attempt:
             if points:
                 files["curves.jsonl"] = points
         address = Address(stage.kind, stage.key, member)
+        if self.lease is not None and not self.lease.holds():
+            raise Superseded
         if self.store.commit(address, description, arrays, files) and member == self.stage.members[-1]:
             total = sum(size(self.store.path(a)) for a in self.stage.addresses)
             self.store.note_timing(self.task.family, float(description.get("seconds", 0.0)), total)

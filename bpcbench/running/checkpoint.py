@@ -59,6 +59,28 @@ def save(
             shutil.rmtree(old, ignore_errors=True)
 
 
+def fresh_folder(scratch: Path, attempt: str) -> Path:
+    """Create and return the folder of an attempt: ATTEMPT, or ATTEMPT.1, .2, ... if it was started before.
+
+    A cluster may start an attempt again while the first process lives on, and the two must not mix.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    path, again = scratch / attempt, 0
+    while True:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            again += 1
+            path = scratch / f"{attempt}.{again}"
+        else:
+            return path
+
+
+def furthest(scratch: Path) -> str:
+    """Return what grows as the checkpoints of a stage do: empty if there is none."""
+    return max((path.name for path in scratch.glob("*/checkpoint-*")), default="")
+
+
 def newest(scratch: Path) -> Checkpoint | None:
     """Return the furthest complete checkpoint of all attempts; damaged ones are skipped."""
     paths = sorted(scratch.glob("*/checkpoint-*"), key=lambda path: path.name, reverse=True)

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bpcbench.errors import NotFinite, Stopped
+from bpcbench.errors import NotFinite, Stopped, Superseded
 from bpcbench.records import Coreset
 from bpcbench.running import checkpoint
 from bpcbench.running import state as tree
 from bpcbench.running.checkpoint import Checkpoint
+from bpcbench.store.leases import Lease
 
 CHECKPOINT_SECONDS = 60.0
 CHECKPOINT_VARIABLE = "BPCBENCH_CHECKPOINT_SECONDS"
@@ -39,6 +40,7 @@ class StageContext:
         precision: str = "float32",
         attempt: Path,
         keep_snapshot: Snapshot | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self.seed = seed
         self.device = device
@@ -47,6 +49,7 @@ class StageContext:
         self.stopping = False
         self.looping = False
         self._keep_snapshot = keep_snapshot
+        self._lease = lease
         self._interval = float(os.environ.get(CHECKPOINT_VARIABLE, CHECKPOINT_SECONDS))
         self._pause = min(self._interval, FLUSH_SECONDS)
         self._checkpoint: Checkpoint | None = checkpoint.newest(attempt.parent)
@@ -128,6 +131,8 @@ class StageContext:
                     self._snapshot(base + done, snapshot)
                 now = time.monotonic()
                 if self.stopping or now - self._last_flush > self._pause:
+                    if self._lease is not None and self._lease.lost:
+                        raise Superseded
                     self._flush(done)
                     if self.stopping or now - self._last_save > max(self._interval, 20 * self._save_cost):
                         self._save(done, state)
@@ -205,8 +210,14 @@ class StageContext:
         self._events = mine.open("a+b", buffering=0)
         self._events.truncate(min(saved.events, self._events_size()))
 
+    def may_write(self) -> None:
+        """Raise Superseded if another process has taken the stage over."""
+        if self._lease is not None and not self._lease.holds():
+            raise Superseded
+
     def _save(self, step: int, state: Mapping[str, Any]) -> None:
         started = time.monotonic()
+        self.may_write()
         loops = {**self._states, str(self._loop): _plain(tree.capture(state))}
         packed = tree.pack({"loops": loops, "points": self._last_point})
         try:

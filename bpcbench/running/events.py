@@ -56,6 +56,7 @@ class Monitor(threading.Thread):
         while not self._end.wait(0.5):
             with self._lock:
                 for name, (stage, path, offset) in list(self._followed.items()):
+                    path, offset = _latest(path, offset)
                     lines, offset = _read(path, offset)
                     self._followed[name] = (stage, path, offset)
                     if lines:
@@ -73,6 +74,14 @@ class Monitor(threading.Thread):
             except Exception as error:
                 self.listeners.remove(listener)
                 self.report(f"{type(listener).__name__} is disabled: {type(error).__name__}: {error}")
+
+
+def _latest(path: Path, offset: int) -> tuple[Path, int]:
+    """Return the events of the same attempt started again by its engine, if it was, and where to read on."""
+    attempt, _, again = path.parent.name.partition(".")
+    while (later := path.parent.with_name(f"{attempt}.{int(again or 0) + 1}")).exists():
+        again, path, offset = str(int(again or 0) + 1), later / path.name, 0
+    return path, offset
 
 
 def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bpcbench.errors import UserError
 from bpcbench.store.runs import FailureRecord, Journal
 from bpcbench.text import to_stderr
 
@@ -71,6 +72,7 @@ def execute(
     debug: bool = False,
     track: bool = True,
     quiet: bool = False,
+    detach: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> Result:
     """Run the pending stages of a plan; results to be recomputed are removed first."""
@@ -81,6 +83,11 @@ def execute(
     from bpcbench.store.store import Store, check_writable
 
     plan = prepared.plan
+    engine = choose_engine(plan.suite.engine, jobs=jobs, inline=inline or debug)
+    if detach and not engine.detached:
+        engines = {name: prepared.registry.get("engine", name).cls for name in prepared.registry.names("engine")}
+        known = ", ".join(name for name, cls in engines.items() if getattr(cls, "detached", False))
+        raise UserError(f"--detach: stages of the engine {engine.name} end with the run (engines that go on: {known})")
     check_device(prepared, inline=inline or debug)
     check_writable(prepared.out)
     if track:
@@ -125,8 +132,7 @@ def execute(
         listeners.append(tracker)
     recorder = _Recorder(journal, store.root)
     listeners.append(recorder)
-    engine = choose_engine(plan.suite.engine, jobs=jobs, inline=inline or debug)
-    runner = Runner(prepared.registry, plan, store, prepared.data, engine, listeners, say, debug)
+    runner = Runner(prepared.registry, plan, store, prepared.data, engine, listeners, say, debug, detach=detach)
     result = None
     recorder.start()
     try:

@@ -13,7 +13,9 @@ from typing import Protocol
 from bpcbench.api import Pool
 from bpcbench.errors import BpcbenchError, EngineError
 from bpcbench.planning.planner import PlannedStage
-from bpcbench.records import Ended, Started, Status, Task
+from bpcbench.records import Ended, Requeued, Started, Status, Task
+from bpcbench.running.checkpoint import furthest
+from bpcbench.running.ownership import Ownership
 from bpcbench.running.queue import Outcome, Queue, ResourceClass
 from bpcbench.running.worker import note
 from bpcbench.store.store import Store
@@ -36,9 +38,15 @@ REPORTED: tuple[Status, ...] = ("done", "cached", "busy", "failed", "stopped")
 
 @dataclass
 class StopRequest:
-    """Set when the run is to stop. A plain attribute, since a signal handler sets it."""
+    """Set when the run is to stop. Plain attributes, since a signal handler sets them.
+
+    `leave` stops the run, but not the attempts of an engine that is detached. `when_submitted` asks for that as soon as
+    nothing more can be submitted.
+    """
 
     requested: bool = False
+    leave: bool = False
+    when_submitted: bool = False
 
 
 class Host(Protocol):
@@ -97,22 +105,38 @@ class Lane:
     stop: StopRequest
     grace: float
     retries: int
+    ownership: Ownership | None = None
+    """For an engine that is detached: which attempts are this run's."""
     _attempts: dict[str, _Attempt] = field(default_factory=dict)
     _full: dict[ResourceClass, float] = field(default_factory=dict)
     _busy: dict[str, float] = field(default_factory=dict)
     _lost: dict[str, int] = field(default_factory=dict)
+    _reached: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """The number of attempts under way."""
+        return len(self._attempts)
 
     def run(self) -> None:
         """Run until all stages of the lane are over or, if the run is to stop, until no attempt is left."""
         with self._contained("open"):
             self._pool = self.open()
         try:
+            if self.ownership is not None:
+                self.ownership.begin()
             self._adopt()
             while self._attempts or (self.queue.left(self.scores) and not self.stop.requested):
+                if self.ownership is not None and self.stop.leave:
+                    break
                 self.poll()
         finally:
             with contextlib.suppress(Exception):
                 self._pool.close()
+            if self.ownership is not None:
+                self.ownership.end()
+            for attempt in self._attempts.values():
+                self.host.released(attempt.planned)
 
     def poll(self) -> None:
         """Submit what there is room for, then wait for something to happen, but not for long."""
@@ -120,10 +144,15 @@ class Lane:
             self.interrupt()
         else:
             self._submit()
+            if self.stop.when_submitted and self.ownership is not None:
+                self.stop.requested = self.stop.leave = True
+                return
         self._enforce()
         for event in self._wait():
             if isinstance(event, Started):
                 self._started(event)
+            elif isinstance(event, Requeued):
+                self._requeued(event)
             else:
                 self._ended(event)
 
@@ -138,12 +167,14 @@ class Lane:
             yield
         except Exception as error:
             what = str(error) if isinstance(error, BpcbenchError) else f"{type(error).__name__}: {error}"
-            raise EngineError(f"engine {self.engine} failed in {call}: {what}; run again to resume") from error
+            raise EngineError(f"engine {self.engine} failed in {call}: {what}") from error
 
     def _adopt(self) -> None:
         with self._contained("adopt"):
             tasks = list(self._pool.adopt())
         for task in tasks:
+            if self.ownership is not None and not self.ownership.claim(task):
+                continue
             planned = self.queue.adopt(task.id)
             if planned is not None:
                 self._attempts[task.attempt] = _Attempt(planned, task, time.monotonic())
@@ -201,7 +232,7 @@ class Lane:
         with self._contained("stop"):
             self._pool.stop([attempt.task.attempt for attempt in attempts])
 
-    def _wait(self) -> list[Started | Ended]:
+    def _wait(self) -> list[Started | Requeued | Ended]:
         now = time.monotonic()
         due = self.queue.next_due(self.scores)
         deadlines = [min(a.late_at, a.kill_at, a.lost_at) for a in self._attempts.values()]
@@ -216,8 +247,8 @@ class Lane:
         with self._contained("wait"):
             events = list(self._pool.wait(seconds))
             for event in events:
-                if not isinstance(event, Started | Ended):
-                    raise TypeError(f"expected Started or Ended, got {event!r}")
+                if not isinstance(event, Started | Requeued | Ended):
+                    raise TypeError(f"expected Started, Requeued or Ended, got {event!r}")
                 if isinstance(event, Ended) and event.status not in (None, *REPORTED):
                     raise ValueError(f"an attempt cannot end with status {event.status!r}")
         if not events and time.monotonic() - now < min(0.01, seconds):
@@ -230,10 +261,17 @@ class Lane:
         if attempt is not None and attempt.started is None:
             attempt.started = time.monotonic()
 
+    def _requeued(self, event: Requeued) -> None:
+        attempt = self._attempts.get(event.attempt)
+        if attempt is not None:
+            attempt.started = None
+
     def _ended(self, event: Ended) -> None:
         attempt = self._attempts.pop(event.attempt, None)
         if attempt is None:
             return
+        if self.ownership is not None:
+            self.ownership.forget(event.attempt)
         self._full.clear()
         now = time.monotonic()
         planned = attempt.planned
@@ -248,6 +286,10 @@ class Lane:
         if status == "stopped" and not attempt.ending:
             # Not by this run: someone sent the signal to the worker alone, or took its machine away.
             ended, message = replace(ended, lost=True), "the worker was told to stop by a signal"
+            if (reached := furthest(self.store.scratch(planned.id))) > self._reached.get(planned.id, ""):
+                # A time limit, for instance: as long as each attempt gets further, there is no end to them.
+                self._reached[planned.id] = reached
+                self._lost.pop(planned.id, None)
         if status not in ("done", "cached"):
             if attempt.ending:
                 status, message = attempt.status, attempt.ending

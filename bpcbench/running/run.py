@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bpcbench.api import Engine, Pool
+from bpcbench.errors import EngineError
 from bpcbench.planning.plan import Plan
 from bpcbench.planning.planner import PlannedStage
 from bpcbench.records import RunInfo, StageEvent, Task
@@ -23,6 +24,7 @@ from bpcbench.running.engines import Inline, Local
 from bpcbench.running.events import Listener, Monitor
 from bpcbench.running.lane import Lane, StopRequest
 from bpcbench.running.local import LocalPool
+from bpcbench.running.ownership import Ownership
 from bpcbench.running.queue import Outcome, Queue
 from bpcbench.store.store import ABANDONED_SECONDS, Store
 
@@ -51,13 +53,17 @@ class Result:
     counts: dict[str, int]
     failures: tuple[Failure, ...] = ()
     signal: int | None = None
+    error: str = ""
+    """What went wrong with the engine, which ended the run."""
+    left: int = 0
+    """The number of stages that go on without this run."""
 
     @property
     def exit_code(self) -> int:
         """0 if all results exist, 1 if something failed, 128 + n if signal n stopped the run."""
         if self.signal is not None:
             return 128 + self.signal
-        return 1 if self.failures or self.counts.get("skipped") else 0
+        return 1 if self.error or self.failures or self.counts.get("skipped") else 0
 
 
 @dataclass
@@ -73,9 +79,11 @@ class Runner:
     report: Callable[[str], None] = print
     debug: bool = False
     grace: float = GRACE_SECONDS
+    detach: bool = False
+    """Leave as soon as everything that is ready has been submitted."""
 
     def run(self) -> Result:
-        """Run until nothing is left, or a signal asks to stop; raise EngineError if the engine fails."""
+        """Run until nothing is left, a signal asks to stop, or the engine fails; all is in the result."""
         self._counts: dict[str, int] = {}
         self._failures: list[Failure] = []
         self._shown: set[str] = set()
@@ -83,12 +91,13 @@ class Runner:
         if not stages:
             return Result({})
         self._queue = Queue(stages)
-        self._stop = StopRequest()
+        self._stop = StopRequest(when_submitted=self.detach)
+        self._run = uuid.uuid4().hex
         self._monitor = Monitor(self.listeners, self.report)
         _sweep(self.store.root / "scratch" / "outcomes")
         info = RunInfo(
             store=self.store.root,
-            run=uuid.uuid4().hex,
+            run=self._run,
             threads=self.plan.suite.threads,
             device=self.plan.suite.device,
             preload=tuple(dict.fromkeys(module for planned in stages for module in planned.preload)),
@@ -97,6 +106,7 @@ class Runner:
             report=self.report,
         )
         stopped_by: list[int] = []
+        error, left = "", 0
         self._monitor.start()
         try:
             if self.engine.in_process:
@@ -106,11 +116,15 @@ class Runner:
             else:
                 lane = self._lane(self.engine.open, info, scores=(False,))
                 scores = _LaneThread(self._lane(score_pool, info, scores=(True,)))
-                with _signals(self._stop, None, stopped_by):
+                with _signals(self._stop, None, stopped_by, leave=self.engine.detached):
                     self._run_both(lane, scores)
+                left = lane.left
+        except EngineError as failed:
+            error = str(failed)
         finally:
             self._monitor.end()
-        return Result(self._counts, tuple(self._failures), stopped_by[0] if stopped_by else None)
+        stopped = stopped_by[0] if stopped_by else None
+        return Result(self._counts, tuple(self._failures), stopped, error, left)
 
     def _lane(self, open_pool: Callable[[RunInfo], Pool], info: RunInfo, *, scores: tuple[bool, ...]) -> Lane:
         return Lane(
@@ -124,6 +138,9 @@ class Runner:
             stop=self._stop,
             grace=self.grace,
             retries=self.engine.retries if False in scores else Local.retries,
+            ownership=Ownership(info.folder(self.engine.name), info.run)
+            if self.engine.detached and False in scores
+            else None,
         )
 
     def _run_both(self, lane: Lane, scores: _LaneThread) -> None:
@@ -150,6 +167,7 @@ class Runner:
             device=suite.device,
             timeout=suite.timeout,
             jobs=jobs,
+            run=self._run,
         )
 
     def begun(self, planned: PlannedStage, task: Task) -> None:
@@ -222,6 +240,7 @@ def make_task(
     device: str = "auto",
     timeout: float | None = None,
     jobs: int = 1,
+    run: str = "",
 ) -> Task:
     """Return a new attempt at a planned stage."""
     return Task(
@@ -242,6 +261,8 @@ def make_task(
         resources=planned.resources,
         preload=planned.preload,
         family=planned.family,
+        plugin=planned.plugin,
+        run=run,
     )
 
 
@@ -252,28 +273,51 @@ def choose_engine(engine: Engine | None, *, jobs: int | None = None, inline: boo
 
 
 @contextlib.contextmanager
-def _signals(stop: StopRequest, interrupt: Callable[[], None] | None, stopped_by: list[int]) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into a clean stop; a second one ends the process at once.
+def _signals(
+    stop: StopRequest, interrupt: Callable[[], None] | None, stopped_by: list[int], *, leave: bool = False
+) -> Iterator[None]:
+    """Turn Ctrl-C, SIGTERM and a lost terminal into a clean stop; a second one ends the process at once.
 
-    `interrupt` is called in the handler, for stages that run in this thread.
+    `interrupt` is called in the handler, for stages that run in this thread. `leave` says that a lost terminal does not
+    stop what runs elsewhere.
     """
 
     def handle(signum: int, frame: types.FrameType | None) -> None:
         if stopped_by:
             os._exit(128 + signum)
         stopped_by.append(signum)
+        stop.leave = leave and signum == signal.SIGHUP
         stop.requested = True
-        # Not print: the signal may interrupt a print, which is not reentrant.
-        os.write(2, b"\nstopping: running stages write a checkpoint (again to end at once)\n")
+        if signum == signal.SIGHUP:
+            # There is no terminal to write to any more, which must not end this process.
+            _discard_output()
+        else:
+            # Not print: the signal may interrupt a print, which is not reentrant.
+            os.write(2, b"\nstopping: running stages write a checkpoint (again to end at once)\n")
         if interrupt is not None:
             interrupt()
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Under nohup the last of them is ignored, and stays so.
+    wanted = [
+        signal.SIGINT,
+        signal.SIGTERM,
+        *([] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]),
+    ]
+    before: dict[int, Any] = {number: signal.signal(number, handle) for number in wanted}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _discard_output() -> None:
+    """Write to nowhere from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if os.isatty(descriptor):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)

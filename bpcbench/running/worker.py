@@ -19,7 +19,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.popen_forkserver import Popen
@@ -214,8 +214,16 @@ def serve(connection: Connection, ending: Connection, settings: Mapping[str, str
             connection.send_bytes(json.dumps(ended.to_json()).encode())
 
 
-def _run(task: Task, signals: Sequence[signal.Signals], afterwards: signal.Handlers) -> Ended:
-    """Execute a task in this process; any of the signals stops it, with a checkpoint if it is in a loop."""
+def _run(
+    task: Task,
+    signals: Sequence[signal.Signals],
+    afterwards: signal.Handlers,
+    ready: Callable[[], None] | None = None,
+) -> Ended:
+    """Execute a task in this process; any of the signals stops it, with a checkpoint if it is in a loop.
+
+    `ready` is called when signals are handled.
+    """
     from bpcbench.errors import Stopped
     from bpcbench.running.bodies import execute
     from bpcbench.running.context import StageContext
@@ -238,6 +246,8 @@ def _run(task: Task, signals: Sequence[signal.Signals], afterwards: signal.Handl
     try:
         for number in signals:
             signal.signal(number, stop)
+        if ready is not None:
+            ready()
         outcome = execute(task, contexts.append)
         return Ended(task.attempt, outcome.status, outcome.message, outcome.seconds, outcome.messages)
     except Stopped:
@@ -256,9 +266,15 @@ def main(words: Sequence[str] | None = None) -> int:
     """Execute the task that a JSON file describes, write its outcome file, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bpcbench.running.worker", description=main.__doc__)
     parser.add_argument("task", type=Path, metavar="TASK.json")
-    parser.add_argument("--bound", action="store_true", help="end when standard input is closed")
+    parser.add_argument(
+        "--bound",
+        nargs="?",
+        choices=("kill", "stop"),
+        const="kill",
+        help="when standard input is closed, end at once (kill), or with a checkpoint (stop)",
+    )
     arguments = parser.parse_args(words)
-    if arguments.bound:
+    if arguments.bound == "kill":
         _die_with_parent(0)
     try:
         task = Task.from_json(json.loads(arguments.task.read_text()))
@@ -267,7 +283,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     faulthandler.enable(file=2)
     # Ignored afterwards: a late signal must not cost the outcome.
-    ended = _run(task, (signal.SIGTERM, signal.SIGINT), signal.SIG_IGN)
+    ready = (lambda: _stop_with_parent(0)) if arguments.bound == "stop" else None
+    ended = _run(task, (signal.SIGTERM, signal.SIGINT), signal.SIG_IGN, ready)
     _write_outcome(task, ended)
     return EXIT_CODES[ended.status or "failed"]
 
@@ -284,7 +301,7 @@ def _write_outcome(task: Task, ended: Ended) -> None:
 
 def _redirect(task: Task) -> None:
     task.log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(task.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(task.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -304,6 +321,16 @@ def _die_with_parent(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(descriptor, set_signal, signal.SIGKILL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _stop_with_parent(descriptor: int) -> None:
+    """Send SIGTERM to this process when the other end of a pipe is closed."""
+
+    def watch() -> None:
+        wait([descriptor])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
 def _adopt(settings: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, 0o666)
         try:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.write(descriptor, text.encode())

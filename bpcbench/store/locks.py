@@ -27,7 +27,7 @@ def held(file: Path, name: str, complain: Callable[[str], None]) -> Iterator[Non
     position = int(hashlib.sha256(name.encode()).hexdigest()[:15], 16)
     try:
         # Whoever made the store may have put a link or a pipe in its place.
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         raise StoreError(f"{file} cannot be opened for locking: {error.strerror}") from None
     try:

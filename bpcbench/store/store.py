@@ -30,7 +30,7 @@ from typing import Any
 
 from bpcbench.errors import StoreError
 from bpcbench.records import Arrays
-from bpcbench.store import caches, folder, layout
+from bpcbench.store import caches, folder, layout, leases
 from bpcbench.store.address import Address
 from bpcbench.store.layout import DAMAGED, SCHEMA, SCRATCH
 from bpcbench.store.layout import STAGE as STAGE
@@ -294,6 +294,8 @@ class Store:
             with contextlib.suppress(Busy), self._locked("locks", path.name):
                 if len(self.messages) > known:
                     break  # without locks nobody knows what is under way
+                if leases.living(path):
+                    continue  # on a machine whose locks are not seen here
                 freed += folder.size(path)
                 if remove:
                     folder.delete(path)

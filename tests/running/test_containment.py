@@ -183,14 +183,15 @@ def test_names_that_cannot_be_logged_are_changed(run, tmp_path):
 def test_an_engine_that_raises_ends_the_run_with_a_message(run, call):
     done = run("run", "s.yaml", f"engine={{plugin: faulty, fails: {call}}}", "--no-mlflow")
     assert done.returncode == 1
-    assert f"engine faulty failed in {call}: LookupError: no such call; run again to resume" in done.stderr
+    assert f"engine faulty failed in {call}: LookupError: no such call" in done.stderr
+    assert "to resume: bpcbench run s.yaml" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_an_engine_that_returns_nonsense_ends_the_run_with_a_message(run):
     done = run("run", "s.yaml", "engine={plugin: faulty, fails: nonsense}", "--no-mlflow")
     assert done.returncode == 1
-    assert "engine faulty failed in wait: TypeError: expected Started or Ended, got 'over'" in done.stderr
+    assert "engine faulty failed in wait: TypeError: expected Started, Requeued or Ended, got 'over'" in done.stderr
 
 
 def test_an_engine_that_does_nothing_is_not_believed(run):

@@ -1,0 +1,220 @@
+"""Runs on a real Slurm while things die: the same numbers in the end, and nothing that was finished is run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_cluster import Cluster, until
+from toy_runs import Toy
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+METHODS = "{a: {plugin: toy-loop, steps: 60}, b: {plugin: toy-loop, steps: 61}}"
+SLURM = "engine={plugin: slurm, partition: PARTITION, memory: 500M}"
+MAIN = SLURM.replace("PARTITION", "main")
+LOW = SLURM.replace("PARTITION", "low")
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[Toy]:
+    made = Toy(tmp_path / "toy").write(METHODS)
+    yield made
+    made.kill_all()
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What an undisturbed run on this machine alone gives."""
+    alone = Toy(tmp_path_factory.mktemp("alone")).write(METHODS)
+    alone.run()
+    return alone.results()
+
+
+def start(toy: Toy, engine: str = MAIN, *, pace: float = 0.06) -> subprocess.Popen[str]:
+    return toy.start(engine, jobs=4, group=True, pace=pace)
+
+
+def both_loop(toy: Toy) -> None:
+    """Wait until both coresets have checkpoints."""
+    until(lambda: len({path.parent for path in toy.scratch("coreset*/*/checkpoint-*")}) >= 2, 100)
+
+
+def ended_well(toy: Toy, running: subprocess.Popen[str], wanted: dict[str, object]) -> None:
+    assert running.wait(200) == 0, toy.output()
+    assert toy.results() == wanted
+    assert len(toy.counted("fit")) == 2
+    assert not list((toy.out / "scratch" / "stages").iterdir())
+    assert "Traceback" not in toy.output()
+
+
+def resumed(toy: Toy) -> list[int]:
+    """Return the steps at which coresets were begun, those from the beginning left out."""
+    return [int(step) for _, step in toy.counted("from", "coreset") if int(step) > 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_and_run_again(slurm: Cluster, toy: Toy, wanted: dict[str, object], number: signal.Signals) -> None:
+    running = start(toy)
+    both_loop(toy)
+    running.send_signal(number)
+    assert running.wait(100) == 128 + number, toy.output()
+    until(lambda: not slurm.jobs(), 20, "the end of the jobs")
+    assert toy.all_gone(5)
+    assert len(list(toy.scratch("coreset*/*/checkpoint-*"))) == 2
+    ended_well(toy, start(toy, pace=0), wanted)
+    assert len(resumed(toy)) == 2
+
+
+def test_preempted_jobs_are_requeued_and_go_on(slurm: Cluster, toy: Toy, wanted: dict[str, object]) -> None:
+    running = start(toy, LOW)
+    both_loop(toy)
+    slurm.call(
+        "sbatch", "--partition=main", "--nodes=2", "--exclusive", "--mem=0", "--output=/dev/null", "--wrap=sleep 1"
+    )
+    ended_well(toy, running, wanted)
+    assert "was requeued by Slurm" in toy.output()
+    assert "worker lost" not in toy.output()
+    assert len(resumed(toy)) == 2
+
+
+def test_a_killed_worker_is_replaced_and_the_other_is_not_disturbed(
+    slurm: Cluster, toy: Toy, wanted: dict[str, object]
+) -> None:
+    running = start(toy)
+    both_loop(toy)
+    ((pid,),) = toy.counted("worker", 60)
+    os.kill(int(pid), signal.SIGKILL)
+    ended_well(toy, running, wanted)
+    assert toy.output().count("worker lost: coreset") == 1
+    assert len(resumed(toy)) == 1
+
+
+def test_a_node_is_lost_while_its_worker_lives_on(slurm: Cluster, toy: Toy, wanted: dict[str, object]) -> None:
+    """Slurm runs the stage again elsewhere; the lease keeps the second worker from writing while the first does."""
+    running = start(toy, pace=0.15)
+    both_loop(toy)
+    nodes = {job[2] for job in slurm.jobs("RUNNING").values()}
+    for node in nodes:
+        slurm.kill(f"slurmd-{node}")
+    try:
+        # A node that does not answer is down after SlurmdTimeout; then its jobs are requeued.
+        until(lambda: "DOWN" in slurm.call("sinfo", "-h", "-N", "-o", "%T").upper(), 60, "the node to be down")
+    finally:
+        for node in nodes:
+            slurm.start_node(node)
+    ended_well(toy, running, wanted)
+    assert resumed(toy) == [], "the first workers were alive, and nobody took their place"
+
+
+def test_a_killed_driver_is_replaced_and_adopts(slurm: Cluster, toy: Toy, wanted: dict[str, object]) -> None:
+    running = start(toy)
+    both_loop(toy)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    assert len(slurm.jobs()) == 2
+    ended_well(toy, start(toy), wanted)
+    assert toy.output().count("still running: coreset") == 2
+    assert len(toy.counted("from", "coreset")) == 2, "each coreset was begun once"
+
+
+def test_a_lost_terminal_and_detach_leave_the_jobs(slurm: Cluster, toy: Toy, wanted: dict[str, object]) -> None:
+    running = start(toy)
+    both_loop(toy)
+    running.send_signal(signal.SIGHUP)
+    assert running.wait(30) == 128 + signal.SIGHUP, toy.output()
+    assert "2 stages go on without this run" in toy.output()
+    assert len(slurm.jobs()) == 2
+    begin = time.monotonic()
+    left = toy.start(MAIN, "--detach", jobs=4, pace=0.06)
+    assert left.wait(60) == 0, toy.output()
+    assert time.monotonic() - begin < 60
+    assert slurm.jobs()
+    ended_well(toy, start(toy), wanted)
+    assert len(toy.counted("from", "coreset")) == 2
+
+
+def test_a_controller_is_killed_and_comes_back(slurm: Cluster, toy: Toy, wanted: dict[str, object]) -> None:
+    running = start(toy)
+    both_loop(toy)
+    slurm.kill("slurmctld")
+    until(lambda: "controller does not answer" in toy.output(), 60)
+    time.sleep(1)
+    slurm.start_controller()
+    ended_well(toy, running, wanted)
+    assert "controller answers again" in toy.output()
+    assert "worker lost" not in toy.output()
+    assert len(toy.counted("from", "coreset")) == 2
+
+
+def test_two_runs_share_the_work_and_one_does_not_stop_the_other(
+    slurm: Cluster, toy: Toy, wanted: dict[str, object]
+) -> None:
+    first = start(toy)
+    both_loop(toy)
+    second = start(toy)
+    until(lambda: toy.output().count("1 cells") + toy.output().count("2 cells") >= 2)
+    until(lambda: any(job[1] == "PENDING" for job in slurm.jobs().values()) or second.poll() is not None, 60)
+    second.send_signal(signal.SIGINT)
+    assert second.wait(60) == 130, toy.output()
+    ended_well(toy, first, wanted)
+    assert len(toy.counted("from", "coreset")) == 2
+    assert "still running" not in toy.output()
+
+
+def test_what_slurm_refuses_is_one_message_and_the_usual_summary(slurm: Cluster, toy: Toy) -> None:
+    running = start(toy, SLURM.replace("PARTITION", "nowhere"))
+    assert running.wait(60) == 1
+    assert "engine slurm failed in submit: sbatch:" in toy.output()
+    assert "nvalid partition" in toy.output()
+    assert "to resume: bpcbench run" in toy.output()
+    assert "Traceback" not in toy.output()
+    assert not list((toy.out / "scratch" / "engines" / "slurm").glob("*.*"))
+
+
+def test_an_interpreter_that_is_not_on_the_node_is_named(slurm: Cluster, toy: Toy) -> None:
+    running = start(toy, "engine={plugin: slurm, python: /nowhere/python}")
+    assert running.wait(60) == 1
+    assert "/nowhere/python cannot be started on the node" in toy.output()
+    assert "worker lost" not in toy.output()
+
+
+def test_a_time_limit_is_no_failure_as_long_as_jobs_get_further(
+    slurm: Cluster, toy: Toy, wanted: dict[str, object]
+) -> None:
+    """More often than a lost worker would be replaced."""
+    toy.write("{a: {plugin: toy-loop, steps: 60}}")
+    running = start(toy, "engine={plugin: slurm, time: 1m}", pace=0.1)
+    ends = 0
+    while ends < 4 and running.poll() is None:
+        before = len(resumed(toy))
+        until(lambda: toy.scratch("coreset*/*/checkpoint-*") or running.poll() is not None, 60)
+        number = next((job[0] for name, job in slurm.jobs("RUNNING").items() if name.startswith("bpc-coreset")), None)
+        if number is not None:
+            slurm.call("scontrol", "update", f"jobid={number}", "EndTime=now")
+            until(lambda before=before: len(resumed(toy)) > before or running.poll() is not None, 60)
+            ends += 1
+    assert running.wait(100) == 0, toy.output()
+    assert len(resumed(toy)) >= 3, "it was ended more often than `retries` allows"
+    assert {name: found for name, found in wanted.items() if name in toy.results()} == toy.results()
+
+
+def test_resources_reach_the_job(slurm: Cluster, toy: Toy) -> None:
+    """By suite, and by method: CPUs, memory, comment and a free option."""
+    overrides = "overrides: {toy-loop: {cpus: 3, memory: 300M, sbatch: {nice: 7, hold: true}}}"
+    running = start(toy, f"engine={{plugin: slurm, memory: 200M, {overrides}}}")
+    held = until(lambda: [job for name, job in slurm.jobs().items() if name.startswith("bpc-coreset")], 60)
+    shown = json.loads(json.dumps(slurm.call("scontrol", "show", "job", held[0][0])))
+    assert "NumCPUs=3" in shown
+    assert "MinMemoryNode=300M" in shown
+    assert "Nice=7" in shown
+    assert "Comment=coreset toy-data ipc 2" in shown
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 130
+    assert not slurm.jobs()
