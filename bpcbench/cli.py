@@ -86,6 +86,20 @@ def parser() -> argparse.ArgumentParser:
     compare.set_defaults(run="compare:compare")
     _out(compare)
 
+    board = commands.add_parser("leaderboard", help="results of several stores or suites in one static page")
+    board.add_argument(
+        "sources",
+        nargs="+",
+        metavar="[LABEL=]SOURCE",
+        help="STORE, STORE:NAME or NAME[:DIGEST]; LABEL is what it is called",
+    )
+    board.add_argument("--title", default="Leaderboard", metavar="TEXT", help="what stands over it")
+    board.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suites')")
+    board.add_argument("--output", metavar="FILE", help="write to a file (default: leaderboard.html)")
+    board.add_argument("--open", action="store_true", help="show the page in a browser")
+    board.set_defaults(run="leaderboard:leaderboard")
+    _out(board)
+
     anytime = _suite_command(
         commands, "anytime", "curves:anytime", "run a suite and evaluate its coresets' snapshots: metrics against time"
     )

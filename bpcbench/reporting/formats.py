@@ -239,7 +239,8 @@ def _latex(table: Table, grid: _Grid) -> str:
         body.append(_tex_row(["" if grid.sections and above == row.labels[0] else name, *others, *cells]))
         above = row.labels[0]
     legend = _legend(table, grid, r"\textbf{bold}", r"\underline{underlined}", r"$^{\sim}$", "$^{*}$")
-    notes = " ".join((*legend, *map(_tex, table.footnotes)))
+    # The legend holds commands already, but a percent sign would turn the rest of the line into a comment.
+    notes = " ".join((*(note.replace("%", r"\%") for note in legend), *map(_tex, table.footnotes)))
     return _lines(
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",

@@ -7,6 +7,7 @@ import io
 import itertools
 import shutil
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,31 @@ def opened(start: Callable[..., Any]) -> Any:
 def browser(opened: Any, address: str) -> Any:
     opened.get(address)
     return opened
+
+
+def test_a_leaderboard_opens_sorts_and_filters_by_source(
+    opened: Any, address: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = Path(urllib.parse.urlsplit(address).path).parent
+    with gallery.plugins():
+        assert gallery.session(folder, "methods.fade.steps=9", "seeds.distil=1").run().exit_code == 1
+    from bpcbench import cli
+
+    first, second = (path.name for path in sorted((folder / "store" / "suites").glob("*/*")))
+    words = [f"{name}={folder / 'store'}:{gallery.NAME}:{digest}" for name, digest in (("a<b>", first), ("b", second))]
+    page = tmp_path_factory.mktemp("board") / "board.html"
+    assert cli.main(["leaderboard", *words, "--output", str(page), "--title", gallery.NAME]) == 0
+    opened.get(page.as_uri())
+    assert opened.get_log("browser") == []
+    assert opened.execute_script("return window.hacked === undefined && document.images.length === 0")
+    assert query(opened, "h1") == [gallery.NAME]
+    origins = set(query(opened, ".block tbody tr", "outerHTML"))
+    assert any('data-source="a&lt;b&gt;, b"' in row for row in origins), "what both have is one line"
+    before = len(seen(opened, ".block tbody tr"))
+    click(opened, 'input[data-axis=source][value="b"]')
+    assert 0 < len(seen(opened, ".block tbody tr")) < before
+    click(opened, ".block th[data-metric=nll] button")
+    assert query(opened, ".block th[data-metric=nll]", "ariaSort")[0] == "ascending"
 
 
 def query(browser: Any, selector: str, what: str = "textContent") -> list[str]:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from bpcbench.errors import UserError
 from bpcbench.records import Unit
-from bpcbench.reporting import FORMATS, Asked, Format, Place, Row, Table, build, render
+from bpcbench.reporting import FORMATS, Asked, Cell, Column, Format, Group, Line, Place, Row, Table, build, render
+from bpcbench.stats import summarise
 from bpcbench.store.manifest import PublishedRecord
 
 TEXT = """\
@@ -213,6 +214,14 @@ def test_latex_is_well_formed_and_names_are_escaped() -> None:
     assert_well_formed(text)
 
 
+def test_a_percent_sign_of_the_legend_does_not_end_the_line_in_latex() -> None:
+    cell = Cell(summarise({0: [0.5], 1: [0.6]}), "0.55", interval="[0.1, 0.9]", nonzero=True)
+    table = Table("t", ("method",), (Group("d", 1, (Column("nll"),)),), (Line("a", "i", "n", (cell,)),), baseline="b")
+    text = render(table, "latex")
+    assert r"95 \% interval" in text
+    assert_well_formed(text)
+
+
 @given(st.text(max_size=20))
 def test_latex_is_well_formed_for_any_name(name: str) -> None:
     assert_well_formed(render(build([single(0.5, name), single(0.4, "b", name)]), "latex"))
@@ -221,6 +230,7 @@ def test_latex_is_well_formed_for_any_name(name: str) -> None:
 def assert_well_formed(text: str) -> None:
     """Braces and environments are balanced, math is closed, and every line has as many cells as there are columns."""
     bare = re.sub(r"\\[{}$&#_%]", "", text)
+    assert "%" not in bare.partition("\n")[2]
     assert bare.count("{") == bare.count("}")
     assert bare.count("$") % 2 == 0
     assert re.findall(r"\\begin{(\w+)}", bare) == re.findall(r"\\end{(\w+)}", bare)[::-1]

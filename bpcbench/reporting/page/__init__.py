@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from bpcbench.reporting.page.comparison import comparison_page
+from bpcbench.reporting.page.leaderboard import leaderboard_page
 from bpcbench.reporting.page.report import report_page
 
-__all__ = ["comparison_page", "page_path", "report_page"]
+__all__ = ["comparison_page", "leaderboard_page", "page_path", "report_page"]
 
 
 def page_path(output: str | Path | None, name: str) -> Path:

@@ -58,7 +58,7 @@ def results(view: View, table: Table, metrics: Metrics, footnotes: Iterable[str]
         notes.append(element("li", f"{metrics.left_out} further metrics are not in this page; --metrics names them."))
     return joined(
         (
-            _controls(view, table, columns, metrics),
+            controls({axis: axis_values(view.manifest.groups, axis) for axis in AXES}, columns, metrics.shown),
             element("div", *blocks, class_="blocks"),
             element("p", "No line matches the filters.", class_="nothing", hidden=True),
             element("ul", *notes, class_="notes"),
@@ -89,17 +89,15 @@ def _starts(table: Table) -> Iterator[tuple[Group, int]]:
         start += len(group.columns)
 
 
-def _controls(view: View, table: Table, columns: Sequence[Column], metrics: Metrics) -> Html:
+def controls(axes: Mapping[str, Sequence[str]], columns: Sequence[Column], shown: Sequence[str]) -> Html:
+    """Return what filters a page by the values of its axes, chooses columns, and downloads what is shown."""
     parts = []
-    for axis in AXES:
-        values = axis_values(view.manifest.groups, axis)
+    for axis, values in axes.items():
         if len(values) > 1:
             boxes = [_box(value, True, data_axis=axis, value=value) for value in values]
             name = _NAMES.get(axis, axis)
             parts.append(element("fieldset", element("legend", name), *boxes, data_filter=axis))
-    boxes = [
-        _box(column.label, column.metric in metrics.shown, data_column=index) for index, column in enumerate(columns)
-    ]
+    boxes = [_box(column.label, column.metric in shown, data_column=index) for index, column in enumerate(columns)]
     switch = element(
         "label",
         "metric ",
@@ -138,7 +136,9 @@ def _block(
     inside = [groups[place] for place in groups if (place.dataset, place.ipc) == (group.dataset, group.ipc)]
     common = [note for note in inside[0].notes if all(note in one.notes for one in inside)] if inside else []
     heads = [element("th", name, scope="col", data_label=name) for name in table.labels]
-    heads += [_heading(view, one, columns.index(one), one.metric in metrics.shown) for one in group.columns]
+    for one in group.columns:
+        record = view.manifest.metric(one.metric, one.evaluator)
+        heads.append(heading(one, columns.index(one), one.metric in metrics.shown, record.help if record else ""))
     rows = []
     for line in table.lines:
         cells = line.cells[start : start + len(group.columns)]
@@ -155,15 +155,15 @@ def _block(
         element("tbody", *rows),
         class_="results",
     )
-    heading = element("h3", title, " ", marks(common))
+    over = element("h3", title, " ", marks(common))
     where = {"data_dataset": group.dataset, "data_ipc": group.ipc}
-    return element("section", heading, scrolling(made, title), class_="block", data_filtered=True, **where)
+    return element("section", over, scrolling(made, title), class_="block", data_filtered=True, **where)
 
 
-def _heading(view: View, column: Column, index: int, shown: bool) -> Html:
-    record = view.manifest.metric(column.metric, column.evaluator)
+def heading(column: Column, index: int, shown: bool, help: str) -> Html:  # noqa: A002
+    """Return the heading of the column that the controls of a page know as number `index`."""
     better = {True: "higher is better", False: "lower is better", None: ""}[column.higher_is_better]
-    words = "; ".join(part for part in (record.help if record else "", better, column.evaluator) if part)
+    words = "; ".join(part for part in (help, better, column.evaluator) if part)
     return element(
         "th",
         column.label,
@@ -193,7 +193,10 @@ def _row(
     badges = joined((marks(own), *(element("span", word, class_="badge") for word in aside)))
     labels = [element("th", line.label("method"), " ", None if line.published else badges, scope="row")]
     labels += [element("td", line.label(name)) for name in table.labels[1:]]
-    numbers = [_cell(cell, column, columns.index(column), line) for cell, column in zip(cells, mine, strict=True)]
+    numbers = [
+        number_cell(cell, column, columns.index(column), line.published)
+        for cell, column in zip(cells, mine, strict=True)
+    ]
     return element(
         "tr",
         *labels,
@@ -206,11 +209,14 @@ def _row(
     )
 
 
-def _cell(cell: Cell, column: Column, index: int, line: Line) -> Html:
+def number_cell(cell: Cell, column: Column, index: int, published: str = "") -> Html:
+    """Return a number as a cell of a page's table; `published` names the publication that prints it."""
     summary = cell.summary
     tag = "b" if cell.best else "u" if cell.second else "span"
     spread = element("small", f"±{cell.spread}") if cell.spread else None
-    count = element("small", f" (n={cell.count})") if cell.count is not None else None
+    asked = "" if cell.asked is None else f" of {cell.asked}"
+    count = element("small", f" (n={cell.count}{asked})") if cell.count is not None else None
+    partial = element("small", "†", title="averaged over other evaluation seeds") if cell.partial else None
     tie = element("i", "~", title="not distinguishable from the best") if cell.tied else None
     known = summary is not None and math.isfinite(summary.mean)
     return element(
@@ -218,9 +224,10 @@ def _cell(cell: Cell, column: Column, index: int, line: Line) -> Html:
         element(tag, cell.mean),
         spread,
         count,
+        partial,
         tie,
         class_="r",
-        title=_told(summary, column.unit, line) if summary is not None else None,
+        title=_told(summary, column.unit, published) if summary is not None else None,
         data_c=index,
         data_v=repr(summary.mean) if summary is not None and known else None,
         data_s=None if summary is None or summary.std is None else repr(summary.std),
@@ -228,9 +235,9 @@ def _cell(cell: Cell, column: Column, index: int, line: Line) -> Html:
     )
 
 
-def _told(summary: Summary, unit: Unit, line: Line) -> str:
-    if line.published:
-        return f"{line.published}; its n is not known"
+def _told(summary: Summary, unit: Unit, published: str) -> str:
+    if published:
+        return f"{published}; its n is not known"
     sign = " %" if unit == "percent" else ""
     parts = [f"n = {summary.n} coreset{'s' if summary.n != 1 else ''}"]
     if summary.std is not None:

@@ -5,7 +5,7 @@
   const tell = (words) => { if (status) status.textContent = words; };
 
   // Filters: an element with data-filtered is shown while every axis that it names has its value ticked.
-  const axes = ["method", "dataset", "ipc", "inference", "network"];
+  const axes = ["method", "dataset", "ipc", "inference", "network", "source"];
   const controls = document.querySelector(".controls");
   const columnBoxes = all("[data-column]");
 
@@ -106,7 +106,8 @@
       button.className = "copy";
       button.textContent = "copy";
       button.title = row.dataset.command;
-      const line = [row.dataset.method, row.dataset.inference, row.dataset.network].join(", ");
+      const { method, inference, network, source } = row.dataset;
+      const line = [method, inference, network, source].filter(Boolean).join(", ");
       button.setAttribute("aria-label", "Copy the command that makes this line: " + line);
       button.addEventListener("click", async () => {
         await copy(row.dataset.command);
@@ -143,7 +144,7 @@
           const flag = (tag) => (cell.querySelector(tag) ? "True" : "False");
           const words = cell.textContent.replace("~", "");
           rows.push([block.dataset, block.ipc, line.dataset.method, line.dataset.inference, line.dataset.network,
-            line.dataset.published || "measured", head.dataset.evaluator, head.dataset.metric, head.dataset.unit || "",
+            line.dataset.published || line.dataset.source || "measured", head.dataset.evaluator, head.dataset.metric, head.dataset.unit || "",
             d.v || "", d.s || "", d.n || "", flag("b"), flag("u"), flag("i"), words]);
         }
       }
@@ -153,18 +154,18 @@
 
   const special = { "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "#": "\\#", "_": "\\_",
     "%": "\\%", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}", ">": "\\textgreater{}",
-    "|": "\\textbar{}", "[": "{[}", "*": "{*}", "±": "$\\pm$", "—": "---", "↑": "$\\uparrow$", "↓": "$\\downarrow$" };
-  const tex = (words) => words.replace(/\s+/g, " ").replace(/[\\{}$&#_%~^<>|[*±—↑↓]/g, (c) => special[c]);
+    "|": "\\textbar{}", "[": "{[}", "*": "{*}", "±": "$\\pm$", "—": "---", "↑": "$\\uparrow$", "↓": "$\\downarrow$", "†": "$^{\\dagger}$" };
+  const tex = (words) => words.replace(/\s+/g, " ").replace(/[\\{}$&#_%~^<>|[*±—↑↓†]/g, (c) => special[c]);
 
   function latex() {
     const blocks = shownBlocks();
-    const names = ["method", "inference", "network"].filter(
+    const names = ["method", "inference", "network", "source"].filter(
       (name, i) => i === 0 || new Set(blocks.flatMap((b) => b.lines.map((l) => l.dataset[name]))).size > 1);
     const lines = new Map();
     blocks.forEach((block, b) => {
       for (const line of block.lines) {
         const d = line.dataset;
-        const key = JSON.stringify([d.method, d.inference, d.network, d.published || ""]);
+        const key = JSON.stringify([d.method, d.inference, d.network, d.published || "", d.source || "", d.line || ""]);
         if (!lines.has(key)) lines.set(key, []);
         lines.get(key)[b] = line;
       }
@@ -183,8 +184,8 @@
     rows.push(over.join(" & ") + " \\\\", rules.join(""));
     rows.push([...names, ...blocks.flatMap((b) => b.heads.map((h) => tex(h.textContent)))].join(" & ") + " \\\\", "\\midrule");
     for (const [key, found] of lines) {
-      const [method, inference, network, published] = JSON.parse(key);
-      const labels = { method: published ? `${method} (${published})` : method, inference, network };
+      const [method, inference, network, published, source] = JSON.parse(key);
+      const labels = { method: published ? `${method} (${published})` : method, inference, network, source };
       const cells = blocks.flatMap((block, b) => block.heads.map((head) => {
         const cell = found[b] && cellOf(found[b], head);
         if (!cell) return "";
