@@ -22,6 +22,7 @@ class RegressionInference(Inference):
 
     name: ClassVar[str] = "frepo"
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
+    eps: ClassVar[float] = 1e-8
 
     steps: int = option(1000, "Adam steps")
     lr: float = option(3e-4, "learning rate after the warm-up")

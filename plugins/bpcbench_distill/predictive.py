@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import nn
 
 from bpcbench.api import Context, Network, Predictive
 from bpcbench.records import Array, Arrays, Coreset
-from bpcbench_distill.inference import RegressionInference
 from bpcbench_torch.predictive import load_arrays, state_arrays
 from bpcbench_torch.regression import regress, tensors
 from bpcbench_torch.training import settle_statistics
 
 _CHUNK = 250
+
+
+class Regression(Protocol):
+    """How a network is regressed, by an inference or what it resolves to."""
+
+    @property
+    def steps(self) -> int:
+        """Adam steps."""
+
+    @property
+    def rows(self) -> int:
+        """Images per step of a coreset that has more."""
+
+    @property
+    def augmentation(self) -> str:
+        """The augmentation strategy."""
+
+    @property
+    def label_scale(self) -> float:
+        """The factor of targets derived from class labels or probabilities."""
+
+    @property
+    def temperature(self) -> float | None:
+        """The softmax temperature; None: from the recipe, else 1/k."""
+
+    @property
+    def eps(self) -> float:
+        """Adam's epsilon."""
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
 
 
 class RegressionPredictive(Predictive):
@@ -37,7 +69,7 @@ class RegressionPredictive(Predictive):
         return state_arrays([self.model])
 
 
-def fit(inference: RegressionInference, coreset: Coreset, network: Network, ctx: Context) -> RegressionPredictive:
+def fit(inference: Regression, coreset: Coreset, network: Network, ctx: Context) -> RegressionPredictive:
     """Train a new network on the coreset; BatchNorm then uses the statistics of the coreset alone."""
     model = regress(
         coreset,
@@ -48,6 +80,7 @@ def fit(inference: RegressionInference, coreset: Coreset, network: Network, ctx:
         rows=inference.rows,
         augmentation=inference.augmentation,
         label_scale=inference.label_scale,
+        eps=inference.eps,
     )
     images, _ = tensors(coreset, inference.label_scale, ctx.device)
     settle_statistics(model, images, inference.rows, torch.Generator().manual_seed(ctx.seed))
@@ -55,7 +88,7 @@ def fit(inference: RegressionInference, coreset: Coreset, network: Network, ctx:
 
 
 def restore(
-    inference: RegressionInference, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context
+    inference: Regression, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context
 ) -> RegressionPredictive:
     """Return the predictive of a stored network."""
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed)
@@ -63,7 +96,7 @@ def restore(
     return RegressionPredictive(model.to(ctx.device), _temperature(inference, coreset))
 
 
-def _temperature(inference: RegressionInference, coreset: Coreset) -> float:
+def _temperature(inference: Regression, coreset: Coreset) -> float:
     if inference.temperature is not None:
         return inference.temperature
     return coreset.recipe.scalars.get("temperature", 1.0 / coreset.classes)

@@ -23,6 +23,8 @@ STRATEGIES = {
     "paper-rgb": "flip_noise_color_crop_rotate_translate_cutout",
     "frepo-grey": "color_crop_rotate_translate_cutout",
     "frepo-rgb": "flip_color_crop_rotate_translate_cutout",
+    "rcig-grey": "crop_rotate_translate_cutout",
+    "rcig-rgb": "flip_color_crop_rotate_translate_cutout",
     "dsa": "dsa:color_crop_cutout_flip_scale_rotate",
     "dsa-grey": "dsa:color_crop_cutout_scale_rotate",
 }
@@ -35,20 +37,21 @@ class Augmentation:
 
     `strategy` is a name in `STRATEGIES`, or operations joined by `_`: FRePo's or, after the prefix `dsa:`, DSA's. Mode
     `one` draws one operation for the whole batch at every call, as both codes do (VBPC's paper does not specify it).
-    Mode `all` chains the operations in the given order; adjacent geometric ones share a single interpolation. Suites
-    choose it by the suffix `-all` (`bpcbench_torch.strategy`).
+    Mode `all` chains the operations in the given order; adjacent geometric ones share a single interpolation. Mode
+    `each` draws one operation for every image, as RCIG's code does. Suites choose these by the suffixes `-all` and
+    `-each` (`bpcbench_torch.strategy`).
     """
 
     strategy: str = "none"
-    mode: Literal["one", "all"] = "one"
+    mode: Literal["one", "all", "each"] = "one"
 
     def __post_init__(self) -> None:
         for operation in self.operations:
             if operation not in OPERATIONS[self.family]:
                 what = f"augmentation {self.strategy!r}: {unknown('operation', operation, OPERATIONS[self.family])}"
                 raise ValueError(f"{what}; named strategies are {', '.join(STRATEGIES)}")
-        if self.mode not in ("one", "all"):
-            raise ValueError(unknown("augmentation mode", self.mode, ("one", "all")))
+        if self.mode not in ("one", "all", "each"):
+            raise ValueError(unknown("augmentation mode", self.mode, ("one", "all", "each")))
 
     @property
     def family(self) -> str:
@@ -85,4 +88,9 @@ class Augmentation:
         # Half precision is too coarse for coordinates.
         precise = images.to(torch.promote_types(images.dtype, torch.float32))
         draws = (DSA if self.family == "dsa" else FRePo)(generator, precise)
+        if self.mode == "each":
+            # All operations for all images, so that no shape depends on the draw and the host need not wait for it.
+            every = torch.stack([draws.chain(precise, (operation,)) for operation in operations])
+            drawn = torch.randint(len(operations), (len(images),), generator=generator, device=generator.device)
+            return every[drawn.to(images.device), torch.arange(len(images), device=images.device)].to(images.dtype)
         return draws.chain(precise, operations).to(images.dtype)

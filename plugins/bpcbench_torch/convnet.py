@@ -69,7 +69,8 @@ class ConvNet(nn.Module):
     With `norm-first` the normalisation precedes convolutions 2, 3, ..., so that the first block has none (FRePo's
     code); with `conv-first` it follows every convolution (RCIG's code, and the text of the VBPC paper). Block i has
     width * growth**i filters. The first convolution pads 28x28 images to 32x32. Weights depend on `generator` alone.
-    Group norm has `groups` groups, or one per channel if there are fewer channels.
+    Group norm has `groups` groups, or one per channel if there are fewer channels. A positive `softplus` b replaces
+    ReLU by log(1 + exp(b x)) / b.
     """
 
     def __init__(
@@ -86,8 +87,10 @@ class ConvNet(nn.Module):
         generator: torch.Generator,
         groups: int,
         eps: float,
+        softplus: float = 0.0,
     ) -> None:
         super().__init__()
+        self.softplus = softplus
         channels, rows, columns = shape
         padding = 2 if (rows, columns) == (28, 28) else 0
         filters = [width * growth**block for block in range(depth)]
@@ -113,7 +116,7 @@ class ConvNet(nn.Module):
         x = laid_out(x, self.memory_format)
         for norm, conv in zip(self.norms, self.convs, strict=True):
             x = conv(norm(x)) if self.norm_first else norm(conv(x))
-            x = F.avg_pool2d(F.relu(x), 2)
+            x = F.avg_pool2d(F.softplus(x, self.softplus) if self.softplus else F.relu(x), 2)
         return x.flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:

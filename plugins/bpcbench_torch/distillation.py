@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +24,18 @@ from bpcbench_torch.strategy import strategy
 from bpcbench_torch.targets import centred_targets
 
 
-def initial_images(method: PoolMethod, data: Data, ipc: int, inputs: Inputs, seed: int) -> tuple[Array, Array]:
+class Start(Protocol):
+    """What a method says of its initial images."""
+
+    @property
+    def init(self) -> Literal["real", "uniform", "uniform-normalised"]:
+        """Training images, or uniform random pixels."""
+
+    def initial_seed(self, seed: int) -> int:
+        """Return the seed of the initial images for a distillation seed."""
+
+
+def initial_images(method: Start, data: Data, ipc: int, inputs: Inputs, seed: int) -> tuple[Array, Array]:
     """Return the initial images of a coreset, in network space, and the class of each; `seed` is the distillation's."""
     seed = method.initial_seed(seed)
     chosen = per_class(data.labels, ipc, seed)

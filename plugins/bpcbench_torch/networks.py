@@ -37,6 +37,9 @@ class ConvNetwork(Network):
         "norm-first", "norm before convolutions 2, 3, ... (FRePo's code) or after every one (RCIG's, VBPC's paper)"
     )
     depth: int | None = option(None, "number of blocks; none: by resolution, 2 at 8 px, 3 at 32, 4 at 64")
+    softplus: float = option(
+        0.0, "b > 0: log(1 + exp(b x)) / b in place of ReLU; 60 is RCIG's while distilling", absent=0.0
+    )
 
     def blocks(self, shape: tuple[int, int, int]) -> int:
         """Return the depth for images of this shape: the option, or as many blocks as leave about 4x4 pixels.
@@ -50,6 +53,8 @@ class ConvNetwork(Network):
         depth = self.blocks(facts.shape)
         if self.width < 1 or depth < 1:
             return f"{self.name} needs a width and a depth of at least 1, got {self.width} and {depth}"
+        if self.softplus < 0:
+            return f"{self.name} needs a softplus of 0 (ReLU) or above, got {self.softplus}"
         rows, columns = facts.shape[1:]
         padded = 32 if (rows, columns) == (28, 28) else min(rows, columns)
         if padded >> depth == 0:
@@ -87,6 +92,7 @@ class ConvNetwork(Network):
             generator=torch.Generator().manual_seed(seed % _SEEDS),
             groups=_GROUPS,
             eps=self.epsilon(),
+            softplus=self.softplus,
         )
 
     def epsilon(self) -> float:

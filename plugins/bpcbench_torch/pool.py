@@ -16,8 +16,9 @@ Loss = Callable[[nn.Module], Tensor]
 class Pool:
     """`size` networks, each with its own Adam; a network is replaced after exactly `updates` updates.
 
-    The counters start staggered at multiples of updates / size, although all weights are new, so that networks are not
-    all replaced at once. All draws come from one generator. A checkpoint holds the whole pool.
+    The counters start at multiples of updates / size, although all weights are new, so that networks are not all
+    replaced at once; those that are not `staggered` start at 0. All draws come from one generator. A checkpoint holds
+    the whole pool.
     """
 
     def __init__(
@@ -31,11 +32,12 @@ class Pool:
         lr: float,
         seed: int,
         device: str,
+        staggered: bool = True,
     ) -> None:
         self.network, self.shape, self.classes = network, shape, classes
         self.updates, self.lr, self.device = updates, lr, device
         self.generator = torch.Generator().manual_seed(seed)
-        self.counters = [updates // size * index for index in range(size)]
+        self.counters = [updates // size * index if staggered else 0 for index in range(size)]
         self.models = [self._fresh() for _ in range(size)]
         self.optimizers = [self._optimizer(model) for model in self.models]
         self.current = 0
@@ -59,10 +61,24 @@ class Pool:
         """Train the last drawn network for one step on `loss(model)`, or replace it if it is due."""
         index = self.current
         if self.counters[index] >= self.updates:
-            self.models[index] = self._fresh()
-            self.optimizers[index] = self._optimizer(self.models[index])
-            self.counters[index] = 0
-            return
+            self._replace(index)
+        else:
+            self._train(index, loss)
+
+    def train(self, loss: Loss, steps: int) -> None:
+        """Train the last drawn network for some steps on `loss(model)`, then replace it if it is due."""
+        index = self.current
+        for _ in range(steps):
+            self._train(index, loss)
+        if self.counters[index] >= self.updates:
+            self._replace(index)
+
+    def _replace(self, index: int) -> None:
+        self.models[index] = self._fresh()
+        self.optimizers[index] = self._optimizer(self.models[index])
+        self.counters[index] = 0
+
+    def _train(self, index: int, loss: Loss) -> None:
         model, optimizer = self.models[index], self.optimizers[index]
         model.train()
         value = loss(model)

@@ -1,4 +1,4 @@
-"""Regression of a new network on a coreset's real-valued targets, shared by `vi` and `frepo`."""
+"""Regression of a new network on a coreset's real-valued targets, shared by `vi`, `frepo` and `rcig`."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ def regress(
     rows: int,
     augmentation: str,
     label_scale: float,
+    eps: float = 1e-8,
 ) -> nn.Module:
     """Return a new network after `steps` Adam steps on 0.5 * mean ||f(x) - y||^2, in evaluation mode.
 
     The mean is weighted if the coreset has weights. Every step uses `rows` random images if the coreset has more.
-    `rate` maps a step to its learning rate.
+    `rate` maps a step to its learning rate, `eps` is Adam's.
     """
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
     images, targets = tensors(coreset, label_scale, ctx.device)
     weights = relative_weights(coreset, ctx.device)
-    optimizer = torch.optim.Adam(model.parameters(), rate(0))
+    optimizer = torch.optim.Adam(model.parameters(), rate(0), eps=eps)
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed)
     chooser = torch.Generator().manual_seed(ctx.seed)
     augment = strategy(augmentation, coreset.images.shape[1])

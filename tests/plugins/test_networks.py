@@ -147,7 +147,7 @@ def test_skip_says_why() -> None:
 
 def test_options_are_declared_with_help() -> None:
     fields = dataclasses.fields(ConvGN)
-    assert [field.name for field in fields] == ["width", "growth", "init", "order", "depth"]
+    assert [field.name for field in fields] == ["width", "growth", "init", "order", "depth", "softplus"]
     assert all(field.metadata["help"] for field in fields)
 
 
