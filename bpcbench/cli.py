@@ -24,6 +24,7 @@ KINDS = (
     "plugins",
     "suites",
 )
+SCAFFOLDS = ("method", "dataset", "inference", "network", "evaluator", "engine", "preprocessing")
 FORMATS = ("text", "md", "latex", "csv", "json")
 PLAIN_FORMATS = ("text", "md", "csv")
 LAYOUTS = ("wide", "paper")
@@ -141,6 +142,8 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true")
     show.set_defaults(run="catalogue:show")
 
+    _author_commands(commands)
+
     ui = commands.add_parser("ui", help="open the MLflow UI, on 127.0.0.1, at a suite's runs")
     ui.add_argument("suite", nargs="?", help="name of a suite that was run (default: the latest)")
     ui.add_argument("--port", type=_positive, default=5000)
@@ -162,6 +165,29 @@ def parser() -> argparse.ArgumentParser:
         _out(command)
     _data(doctor)
     return top
+
+
+def _author_commands(
+    commands: argparse._SubParsersAction,  # type: ignore[type-arg]
+) -> None:
+    """Add `new` and `check`."""
+    text = "write a package with a plugin that works, to be changed into your own"
+    new = commands.add_parser("new", help=text, description=text)
+    new.add_argument("kind", choices=SCAFFOLDS, metavar="KIND", help=", ".join(SCAFFOLDS))
+    new.add_argument("name", metavar="NAME", help="the plugin's name in suites: lower-case letters, digits, hyphens")
+    new.add_argument("--output", metavar="FOLDER", help="a folder that does not exist yet (default: ./bpcbench-NAME)")
+    new.set_defaults(run="authors:new")
+    text = "run the conformance tests of a plugin, without a test file"
+    check = commands.add_parser("check", help=text, description=text)
+    check.add_argument("name", metavar="NAME", help="a plugin's name, as in suites")
+    check.add_argument("overrides", nargs="*", metavar="OPTION=VALUE", help="e.g. steps=20 network.width=8")
+    check.add_argument(
+        "--kind", choices=[kind.removesuffix("s") for kind in KINDS[:-2]], help="if several have the name"
+    )
+    check.add_argument("--network", metavar="NAME", help="for an inference (default: conv-bn of width 8)")
+    check.add_argument("--learns", action="store_true", help="also ask a method or an inference to beat chance")
+    check.set_defaults(run="authors:check")
+    _data(check)
 
 
 def _coreset_commands(

@@ -26,7 +26,7 @@ LAYERS = (
     ("tracking",),
     ("running",),
     ("result",),
-    ("session",),
+    ("scaffold", "session"),
     ("testing",),
     ("commands",),
     ("cli",),

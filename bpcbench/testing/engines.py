@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import SkipTest
 
 from bpcbench.api import Engine
 from bpcbench.records import RunInfo
+from bpcbench.testing.plugins import PluginConformance
 from bpcbench.testing.probes import Entry, read_journal
 
 if TYPE_CHECKING:
@@ -158,7 +160,7 @@ def _meanwhile(action: Callable[[threading.Event], None]) -> Iterator[None]:
         thread.join()
 
 
-class EngineConformance:
+class EngineConformance(PluginConformance):
     """An engine executes every attempt it took, reports how each began and ended, and leaves nothing behind."""
 
     plugin: ClassVar[Engine]
@@ -186,9 +188,7 @@ class EngineConformance:
 
     def _isolated(self) -> None:
         if self.plugin.in_process:
-            import pytest
-
-            pytest.skip("stages run in this process")
+            raise SkipTest("stages run in this process")
 
     def test_inputs_come_first(self, tmp_path: Path) -> None:
         """Everything is done, once, and inputs before what is made from them."""

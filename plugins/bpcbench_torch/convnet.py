@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 Norm = Literal["bn", "in", "gn", "nn"]
 Order = Literal["norm-first", "conv-first"]
-Init = Literal["lecun", "torch"]
+Init = Literal["lecun", "torch", "gaussian"]
 
 _TRUNCATED_STD = 0.87962566103423978
 """Standard deviation of a unit normal truncated at two sigma, the divisor in LeCun's initialisation."""
@@ -49,6 +49,8 @@ def initialise(layer: nn.Conv2d | nn.Linear, init: Init, generator: torch.Genera
 
     `lecun`: weights are normal, truncated at two sigma, with variance 1/fan_in after truncation; biases are 0.
     `torch`: weights and biases are uniform on ±1/sqrt(fan_in), which is torch's default, drawn in torch's order.
+    `gaussian`: weights are normal with variance 2/fan_in, biases with standard deviation 0.1: the prior of the kernels
+    of KIP (Nguyen et al., 2021) and RFAD (Loo et al., 2022).
     """
     fan_in = layer.weight[0].numel()
     if init == "lecun":
@@ -56,6 +58,10 @@ def initialise(layer: nn.Conv2d | nn.Linear, init: Init, generator: torch.Genera
         nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
+    elif init == "gaussian":
+        nn.init.normal_(layer.weight, std=math.sqrt(2.0 / fan_in), generator=generator)
+        if layer.bias is not None:
+            nn.init.normal_(layer.bias, std=0.1, generator=generator)
     else:
         nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
         if layer.bias is not None:

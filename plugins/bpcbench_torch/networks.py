@@ -32,7 +32,9 @@ class ConvNetwork(Network):
 
     width: int = option(128, "filters of the first convolution")
     growth: Literal[1, 2] = option(2, "growth factor of the filters from block to block")
-    init: Literal["lecun", "torch"] = option("lecun", "initialisation: LeCun's truncated normal, or torch's default")
+    init: Literal["lecun", "torch", "gaussian"] = option(
+        "lecun", "initialisation: LeCun's truncated normal, torch's default, or the Gaussian prior of KIP and RFAD"
+    )
     order: Literal["norm-first", "conv-first"] = option(
         "norm-first", "norm before convolutions 2, 3, ... (FRePo's code) or after every one (RCIG's, VBPC's paper)"
     )

@@ -33,6 +33,14 @@ def test_lecun_initialisation_has_variance_one_over_fan_in_and_zero_biases() -> 
         assert not bias.any()
 
 
+def test_gaussian_initialisation_has_the_prior_of_the_kernels() -> None:
+    model = ConvNN(width=64, init="gaussian").build((3, 32, 32), 100, seed=1)
+    for weight, bias in zip(weights(model)[::2], weights(model)[1::2], strict=True):
+        tolerance = 4 * math.sqrt(2 / weight.numel())
+        assert weight.var().item() * weight[0].numel() / 2 == pytest.approx(1, abs=tolerance)
+        assert bias.std().item() == pytest.approx(0.1, rel=4 * math.sqrt(1 / (2 * bias.numel())))
+
+
 def test_torch_initialisation_is_what_torch_draws() -> None:
     ours = weights(ConvNN(width=8, init="torch").build((3, 32, 32), 10, seed=5))
     with torch.random.fork_rng():

@@ -76,30 +76,3 @@ def test_every_hook_is_documented():
     assert hookspec.project_name == "bpcbench"
     for name in names:
         assert f"`{name}`" in page
-
-
-def test_the_torch_loop_of_the_documentation_passes_conformance(tmp_path):
-    from dataclasses import dataclass
-
-    import bpcbench
-    from bpcbench.testing import MethodConformance
-
-    (code,) = [block for block in blocks(ROOT / "docs" / "plugins.md", "python") if block.startswith("def distil")]
-    made: dict[str, object] = {"bpcbench": bpcbench}
-    exec(code, made)
-
-    @dataclass(frozen=True)
-    class Loop(bpcbench.Method):
-        name = "loop"
-        steps: int = 12
-        rate: float = 0.1
-        distil = made["distil"]
-
-    test = MethodConformance()
-    type(test).plugin = Loop()
-    try:
-        test.test_valid(tmp_path / "a")
-        test.test_deterministic(tmp_path / "b")
-        test.test_resumes_exactly(tmp_path / "c")
-    finally:
-        del type(test).plugin

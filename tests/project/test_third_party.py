@@ -12,7 +12,7 @@ import pytest
 from import_path import with_folder
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "third_party"
+EXAMPLE = ROOT / "examples" / "matching"
 
 BROKEN = {
     "pyproject.toml": """
@@ -58,7 +58,7 @@ def bpcbench(installed: Path, *words: str, cwd: Path) -> subprocess.CompletedPro
 def test_is_listed_with_its_origin(installed, tmp_path):
     methods = bpcbench(installed, "list", "methods", cwd=tmp_path)
     assert methods.returncode == 0
-    assert re.search(r"blend +Moves real images.*\[bpcbench-blend\]", methods.stdout)
+    assert re.search(r"dm +Matches the mean features.*\[bpcbench-matching\]", methods.stdout)
     plugins = bpcbench(installed, "list", "plugins", cwd=tmp_path).stdout
     assert re.search(r"broken +bpcbench-broken 9.9 +NOT LOADED: ModuleNotFoundError: .*a_module_that", plugins)
     assert re.search(r"newer +bpcbench-broken 9.9 +NOT LOADED: .*plugin API 99.*has API 1", plugins)
@@ -66,12 +66,14 @@ def test_is_listed_with_its_origin(installed, tmp_path):
 
 def test_is_run_by_a_suite(installed, tmp_path):
     (tmp_path / "mine.yaml").write_text(
-        "protocol: 1\ndatasets: [digits]\nipc: [2]\nmethods: {blend: {steps: 5}, random: }\n"
-        "inferences: {network: {steps: 20}}\nnetworks: {conv-nn: {width: 8}}\n"
+        "protocol: 1\ndatasets: [digits]\nipc: [2]\n"
+        "methods: {dm: {steps: 3, batch: 8, network: {width: 4}}, random: }\n"
+        "inferences: {random-features: {members: 2}}\nnetworks: {conv-in: {width: 4}}\n"
+        "evaluators: [per-class, classification]\n"
     )
     done = bpcbench(installed, "run", "mine.yaml", "--no-mlflow", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^blend +\d", done.stdout, re.M)
+    assert re.search(r"^dm +\d", done.stdout, re.M)
     again = bpcbench(installed, "run", "mine.yaml", "--no-mlflow", cwd=tmp_path)
     assert "no stages were run" in again.stderr
 
@@ -88,13 +90,15 @@ def test_a_suite_that_names_the_broken_one_is_told(installed, tmp_path):
 
 def test_its_own_conformance_tests_pass(installed):
     environment = {**os.environ, "PYTHONPATH": with_folder(installed)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLE / "test_blend.py")]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLE / "tests")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout
-    assert "3 passed" in done.stdout
+    assert "17 passed, 4 skipped" in done.stdout
 
 
 def test_the_documentation_shows_the_example_as_it_is():
     page = (ROOT / "docs" / "plugins.md").read_text()
-    for file in ("pyproject.toml", "bpcbench_blend.py", "test_blend.py"):
-        assert (EXAMPLE / file).read_text().strip() in page
+    assert (EXAMPLE / "bpcbench_matching" / "method.py").read_text().strip() in page
+    tests = (EXAMPLE / "tests" / "test_conformance.py").read_text()
+    (shown,) = re.findall(r"^class TestDistributionMatching.*?(?=\n\n|```)", page, re.M | re.S)
+    assert shown.strip() in tests

@@ -1,0 +1,1 @@
+"""New packages for authors of plugins, written from templates."""

@@ -1,7 +1,0 @@
-from bpcbench_blend import Blend
-
-from bpcbench.testing import MethodConformance
-
-
-class TestBlend(MethodConformance):
-    plugin = Blend(steps=5)
