@@ -49,7 +49,9 @@ class Tracker(threading.Thread):
     def __init__(self, manifest: Manifest, store: Store, to_do: Set[str], report: Callable[[str], None]) -> None:
         super().__init__(name="tracker", daemon=True)
         # A store of its own: the runner's is used by other threads.
-        self.book = Book(manifest, Store(store.root), report=report, progress=self._advance)
+        self.book = Book(
+            manifest, Store(store.root), report=report, progress=self._advance, paged=named_server() is None
+        )
         self.report = report
         self.failed = False
         self._done = 0

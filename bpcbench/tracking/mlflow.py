@@ -53,19 +53,25 @@ ARTIFACT_SCHEME = "mlflow-artifacts:"
 _TAG_LENGTH = 5000
 _NOTE_LENGTH = 7500
 _FAILED_PREFIX = "failed."
+PAGE = "report.html"
 
 
 @dataclass(frozen=True)
 class Story:
-    """What the run of an invocation tells: the table in Markdown, and further texts by file name."""
+    """What the run of an invocation tells: the table in Markdown, further texts by file name, and the report's page."""
 
     table: str
     files: Mapping[str, str] = field(default_factory=dict)
+    page: Callable[[], str] | None = None
+    """Called last, because it takes the longest."""
 
 
 @dataclass
 class Book:
-    """The MLflow experiment of one suite. `progress` is called after every run that is written."""
+    """The MLflow experiment of one suite. `progress` is called after every run that is written.
+
+    Without `paged`, the run of an invocation does without the report's page: it may take a server too long.
+    """
 
     manifest: Manifest
     store: Store
@@ -74,6 +80,7 @@ class Book:
     parent: str = ""
     report: Callable[[str], None] = print
     progress: Callable[[], None] = lambda: None
+    paged: bool = True
     _finished: dict[str, str] = field(default_factory=dict)
     _failed: dict[str, list[str]] = field(default_factory=dict)
     _strangers: dict[str, str] = field(default_factory=dict)
@@ -211,6 +218,8 @@ class Book:
         tags["environment"] = ", ".join(f"{name} {value}" for name, value in environment.items())
         run = self.client.create_run(self.experiment, tags=tags)
         self.parent = run.info.run_id
+        for dataset in suite.datasets:
+            self._log_dataset(self.parent, dataset.label)
         written = self.store.root / SUITES / suite_folder(suite.name) / self._digest / SUITE
         files = {"environment.json": json.dumps(environment, indent=1).encode()}
         self.log_files(self.parent, {**files, **({SUITE: written.read_bytes()} if written.is_file() else {})})
@@ -388,9 +397,13 @@ class Book:
             # Another invocation of the same manifest writes them.
             pass
         if self.parent:
-            if story is not None:
-                self._tell(story())
+            told = story() if story is not None else None
+            if told is not None:
+                self._tell(told)
             self.end(self.parent, "FINISHED" if ok else "FAILED")
+            if told is not None and told.page is not None and self.paged:
+                self.progress()
+                self.log_files(self.parent, {PAGE: told.page().encode()})
 
     def _tell(self, story: Story) -> None:
         from mlflow.entities import Metric, RunTag

@@ -241,6 +241,14 @@ def test_a_line_s_command_can_be_copied(browser: Any) -> None:
     assert copied.startswith("bpcbench run ")
 
 
+def test_every_picture_says_what_it_shows(browser: Any) -> None:
+    code = """return [...document.querySelectorAll("svg[role=img], .grid-image, svg.bpc-figure")].filter(e =>
+      !e.closest("[aria-hidden=true]") &&
+      !(e.getAttribute("aria-label") || e.querySelector("title")?.textContent || "").trim()).map(e => e.outerHTML)"""
+    assert browser.execute_script(code) == []
+    assert len(query(browser, "svg[role=img]", "outerHTML")) > 10
+
+
 def test_everything_is_reached_by_keyboard_and_has_a_name(browser: Any) -> None:
     code = """return [...document.querySelectorAll("button, input, select, summary, a, [tabindex]")]
       .filter(e => e.checkVisibility())
@@ -274,6 +282,12 @@ def test_texts_stand_out_from_their_background(browser: Any, scheme: str) -> Non
       const a = light(parse(getComputedStyle(e).color)), b = light(behind(e));
       const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
       if (contrast < 4.5) low.push([e.tagName, e.className, contrast, e.textContent.slice(0, 30)]);
+    }
+    for (const e of document.querySelectorAll("svg text")) {
+      if (!e.checkVisibility() || !e.textContent.trim()) continue;
+      const a = light(parse(getComputedStyle(e).fill)), b = light(behind(e.closest("svg")));
+      const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+      if (contrast < 4.5) low.push(["svg text", e.getAttribute("class"), contrast, e.textContent.slice(0, 30)]);
     }
     return low"""
     try:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,54 @@ def dripping_server():
     yield f"http://127.0.0.1:{server.getsockname()[1]}"
     ended.set()
     server.close()
+
+
+class _Answering(BaseHTTPRequestHandler):
+    """Answers every request with an error, after a while."""
+
+    seconds = 0.0
+
+    def answer(self):
+        time.sleep(self.seconds)
+        self.send_error(500, "out of order")
+
+    def __getattr__(self, name):
+        if name.startswith("do_"):
+            return self.answer
+        raise AttributeError(name)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3.0], ids=["failing", "slow"])
+def test_a_server_that_fails_or_is_slow_costs_seconds_and_loses_nothing(
+    seconds, tmp_path, monkeypatch, install, write_suite, capsys
+):
+    install(toys)
+    handler = type("Handler", (_Answering,), {"seconds": seconds})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    quiet_environment()
+    import mlflow  # noqa: F401 - its import takes seconds that say nothing about the server
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_address[1]}")
+    said = []
+    try:
+        before = time.monotonic()
+        suite = write_suite(SUITE.replace("[pick, moody]", "[pick]"))
+        done = bpcbench.run(suite, out=tmp_path / "s", inline=True, report_to=said.append)
+        took = time.monotonic() - before
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.exit_code == 0
+    assert took < SERVER_SECONDS + 15
+    assert any("cannot be written" in line and "bpcbench sync" in line for line in said)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert main(["sync", "--out", str(tmp_path / "s")]) == 0
+    assert "4 cells added" in capsys.readouterr().out
 
 
 def test_a_dripping_server_costs_seconds_and_loses_nothing(toy, dripping_server, monkeypatch, capsys):

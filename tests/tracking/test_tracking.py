@@ -149,6 +149,8 @@ def test_the_run_of_the_invocation_tells_the_story(tracked):
     table = artifact(folder, parent, "table.md").read_text()
     assert "| method | digits ipc 1" in table
     assert parent.data.tags["mlflow.note.content"].startswith(table.strip())
+    assert "<h1>tracked</h1>" in artifact(folder, parent, "report.html").read_text()
+    assert [one.dataset.name for one in parent.inputs.dataset_inputs] == ["digits"]
     assert "Paired differences to random" in artifact(folder, parent, "differences.md").read_text()
     assert json.loads(artifact(folder, parent, "suite.json").read_text())["name"] == "tracked"
     best = max(run.data.metrics["acc"] for run in summaries_of(client).values())
