@@ -209,6 +209,11 @@ class Method(Plugin, abc.ABC):
     resources: ClassVar[Resources] = Resources(gpus=1.0)
     uses_ipc: ClassVar[bool] = True
     """False when the result does not depend on the images per class (the whole data set): it is then computed once."""
+    keeps_ipc: ClassVar[bool] = True
+    """False when a coreset may hold more or fewer rows of a class than asked for; every table then says so.
+
+    Of other methods, a coreset that does not hold exactly `ipc` rows of every class of the training data is refused.
+    """
     uses_seed: ClassVar[bool] = True
     """False when the result is deterministic: it is then computed once for all distillation seeds."""
     ranked: ClassVar[bool] = True

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-import os
 import sys
 from collections.abc import Sequence
 
-from bpcbench.errors import BpcbenchError
+from bpcbench.errors import BpcbenchError, reason, shortened
 from bpcbench.session import DEFAULT_OUT
+from bpcbench.streams import guarded
 
 KINDS = (
     "datasets",
@@ -28,6 +28,8 @@ SCAFFOLDS = ("method", "dataset", "inference", "network", "evaluator", "engine",
 FORMATS = ("text", "md", "latex", "csv", "json")
 PLAIN_FORMATS = ("text", "md", "csv")
 LAYOUTS = ("wide", "paper")
+MESSAGE_LENGTH = 20_000
+"""The length at which an error's message is cut."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -278,6 +280,9 @@ def _suite_command(
     _out(command)
     if not view:
         command.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, ...")
+        command.add_argument(
+            "--max-cells", type=_positive, metavar="N", help="the largest grid to plan (default: 100,000 cells)"
+        )
         command.add_argument("--unverified", action="store_true", help="admit unofficial data, marked `subset`")
         _data(command)
     command.set_defaults(run=run)
@@ -322,7 +327,29 @@ def _positive(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 something failed, 2 wrong input, 128+n stopped by a signal."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    with guarded() as streams:
+        code = _guarded(list(sys.argv[1:] if argv is None else argv))
+        if lost := streams.lost():
+            print(f"bpcbench: the output could not be written: {lost}", file=sys.stderr)
+            code = code or 1
+    return code
+
+
+def _guarded(words: list[str]) -> int:
+    """Run a command; whatever a user can cause, an operating system's refusal included, becomes one message."""
+    try:
+        return _command(words)
+    except BpcbenchError as error:
+        print(f"bpcbench: {shortened(str(error), MESSAGE_LENGTH)}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"bpcbench: {reason(error)}", file=sys.stderr)
+        return 2
+
+
+def _command(words: list[str]) -> int:
     top = parser()
     arguments, rest = top.parse_known_args(words)
     if arguments.version:
@@ -341,15 +368,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.overrides += late
     arguments.words = words
     module, _, function = arguments.run.partition(":")
-    try:
-        command = getattr(importlib.import_module(f"bpcbench.commands.{module}"), function)
-        return int(command(arguments))
-    except BpcbenchError as error:
-        print(f"bpcbench: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    command = getattr(importlib.import_module(f"bpcbench.commands.{module}"), function)
+    return int(command(arguments))

@@ -6,6 +6,11 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+SHOWN_MISTAKES = 20
+"""How many mistakes of one input a message shows."""
+MISTAKE_LENGTH = 2000
+"""The length at which one mistake is cut."""
+
 
 class BpcbenchError(Exception):
     """Base of all errors that are shown as one message, without a traceback."""
@@ -33,6 +38,12 @@ class EngineError(BpcbenchError):
 
 class StoreError(BpcbenchError):
     """The store cannot be read or written as a store of this version."""
+
+
+class Unfinished(BpcbenchError):
+    """A run ended before its end for a reason that is no stage's, a full disk for example; what is done is kept."""
+
+    exit_code = 1
 
 
 class NotFinite(BpcbenchError):
@@ -66,19 +77,37 @@ class Mistake:
 
 
 class Mistakes(UserError):
-    """All mistakes of one input, reported together."""
+    """All mistakes of one input, reported together: the message shows the first of them, each cut where it is long."""
 
     def __init__(self, what: str, mistakes: Iterable[Mistake]) -> None:
         self.what = what
         self.mistakes = tuple(mistakes)
         count = len(self.mistakes)
-        head = f"{what}: {count} mistake{'s' if count != 1 else ''}"
-        super().__init__("\n".join([head, *(f"  {mistake}" for mistake in self.mistakes)]))
+        lines = [f"{shortened(what)}: {count:,} mistake{'s' if count != 1 else ''}"]
+        lines += [f"  {shortened(str(mistake), MISTAKE_LENGTH)}" for mistake in self.mistakes[:SHOWN_MISTAKES]]
+        if count > SHOWN_MISTAKES:
+            lines.append(f"  ... and {count - SHOWN_MISTAKES:,} more")
+        super().__init__("\n".join(lines))
+
+
+def shortened(text: str, length: int = 100) -> str:
+    """Return a text, with its middle left out if it is longer than `length`."""
+    if len(text) <= length:
+        return text
+    kept = length - 5
+    return f"{text[: kept - kept // 3]} ... {text[len(text) - kept // 3 :]}"
+
+
+def reason(error: OSError) -> str:
+    """Return what the operating system refused, as `PATH: reason`."""
+    names = [shortened(str(name), 200) for name in (error.filename, error.filename2) if name is not None]
+    return ": ".join([*(" to ".join(names),) * bool(names), error.strerror or str(error) or type(error).__name__])
 
 
 def did_you_mean(word: object, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` when one of `allowed` is close to `word`, else an empty string."""
-    close = difflib.get_close_matches(str(word), list(allowed), n=1, cutoff=0.6)
+    # No name is that long, and comparing a very long word takes minutes.
+    close = difflib.get_close_matches(str(word)[:100], list(allowed), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -86,4 +115,4 @@ def unknown(what: str, word: object, allowed: Iterable[str]) -> str:
     """Return the message for a name that is not among the allowed ones."""
     names = sorted(allowed)
     listed = ", ".join(names) if names else "(none)"
-    return f"unknown {what} {str(word)!r}{did_you_mean(word, names)} (allowed: {listed})"
+    return f"unknown {what} {shortened(str(word))!r}{did_you_mean(word, names)} (allowed: {listed})"

@@ -41,9 +41,10 @@ class Session:
     `suite` is the name of a shipped suite, `PLUGIN:NAME`, a file, or a mapping with what a file would say; `overrides`
     are `key=value` texts, or a mapping whose values replace those of the suite (`{"seeds.distil": 3}`); `out` is the
     store. `data` is where data sets lie; `unverified` admits data that are not the official ones; `skip_missing`
-    leaves out data sets that are absent; `recompute` names plugins whose results are made again. `jobs` is the number
-    of stages at a time; `inline` runs everything in this process; `debug` also opens pdb at the first error; `track`
-    logs to MLflow; `quiet` prints failures only; `detach` submits what is ready and leaves it to the cluster;
+    leaves out data sets that are absent; `recompute` names plugins whose results are made again; `max_cells` is the
+    largest grid that is planned. `jobs` is the number of stages at a time; `inline` runs everything in this process;
+    `debug` also opens pdb at the first error; `track` logs to MLflow; `quiet` prints failures only; `detach` submits
+    what is ready and leaves it to the cluster;
     `report_to` takes every line that would go to stderr.
     """
 
@@ -58,6 +59,7 @@ class Session:
         unverified: bool = False,
         skip_missing: bool = False,
         recompute: Iterable[str] = (),
+        max_cells: int | None = None,
         jobs: int | None = None,
         inline: bool = False,
         debug: bool = False,
@@ -76,6 +78,7 @@ class Session:
         self.unverified = unverified
         self.skip_missing = skip_missing
         self.recompute = tuple(recompute)
+        self.max_cells = max_cells
         self.jobs = jobs
         self.inline = inline
         self.debug = debug
@@ -236,10 +239,12 @@ class Session:
     ) -> Prepared:
         from bpcbench.data.root import data_root
         from bpcbench.errors import UserError, unknown
+        from bpcbench.planning.cells import MAX_CELLS, check_size
         from bpcbench.planning.plan import make
         from bpcbench.registry.discovery import KINDS
         from bpcbench.running.execution import Prepared
 
+        check_size(suite, MAX_CELLS if self.max_cells is None else self.max_cells)
         names = {name for kind in KINDS for name in registry.names(kind)}
         for name in self.recompute:
             if name not in names:

@@ -25,6 +25,7 @@ def listing(arguments: argparse.Namespace) -> int:
             "module": plugin.module,
             "error": plugin.error,
             "brings": list(plugin.classes),
+            "seconds": round(plugin.seconds, 3),
         }
         for plugin in loaded.plugins
     ]
@@ -59,7 +60,7 @@ def _line(kind: str, item: dict[str, Any]) -> str:
         other = item.get("distribution", "bpcbench") != "bpcbench"
         return str(item["summary"]) + (f"  [{item['distribution']}]" if other else "")
     state = f"NOT LOADED: {item['error']}" if item["error"] else ", ".join(item["brings"])
-    return f"{item['distribution']} {item['version']}  {state}"
+    return f"{item['distribution']} {item['version']} ({item['seconds']:.2f} s)  {state}"
 
 
 def show(arguments: argparse.Namespace) -> int:

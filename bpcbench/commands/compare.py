@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bpcbench.commands.output import check_output, write_output
 from bpcbench.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 def compare(arguments: argparse.Namespace) -> int:
     """Print what differs between two invocations."""
     from bpcbench.commands.page import write_page
-    from bpcbench.commands.suite import check_output
     from bpcbench.reporting.compare import compare as compared
     from bpcbench.reporting.compare import comparison_text
 
@@ -39,7 +39,7 @@ def compare(arguments: argparse.Namespace) -> int:
         return 0
     text = comparison_text(comparison, arguments.format)
     if arguments.output:
-        Path(arguments.output).write_text(text, encoding="utf-8")
+        write_output(Path(arguments.output), text)
     else:
         print(text, end="")
     return 0

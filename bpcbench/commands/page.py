@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import webbrowser
 
+from bpcbench.commands.output import write_output
 from bpcbench.text import spell_bytes
 
 
@@ -13,7 +14,7 @@ def write_page(page: str, output: str | None, name: str, *, show: bool) -> None:
     from bpcbench.reporting.page import page_path
 
     path = page_path(output, name)
-    path.write_text(page, encoding="utf-8")
+    write_output(path, page)
     print(f"{path} ({spell_bytes(len(page.encode()))})", file=sys.stderr)
     if show and not webbrowser.open(path.as_uri()):
         print(f"no browser was found; open {path.as_uri()}", file=sys.stderr)

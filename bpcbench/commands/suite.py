@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -13,8 +12,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bpcbench.commands.output import check_output, write_output
 from bpcbench.errors import UserError
 from bpcbench.session import Session
+from bpcbench.streams import encodes
 from bpcbench.text import spell, spell_bytes
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def suite_session(arguments: argparse.Namespace) -> Session:
         "unverified": "unverified",
         "skip_missing": "skip_missing",
         "recompute": "recompute",
+        "max_cells": "max_cells",
         "jobs": "jobs",
         "inline": "in_process",
         "debug": "pdb",
@@ -66,17 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         done = result.counts.get("done", 0)
         print(f"{done or 'no'} stages were run; results in {session.out}", file=sys.stderr)
-    try:
-        print(_table(arguments, session.opened(prepared)).rstrip("\n"), flush=True)
-    except BrokenPipeError:
-        # Nobody reads the table; the exit code still counts.
-        silence_output()
+    print(_table(arguments, session.opened(prepared)).rstrip("\n"))
     return result.exit_code
-
-
-def silence_output() -> None:
-    """Discard further output after its reader has closed the pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def failures(arguments: argparse.Namespace, result: Result) -> str:
@@ -207,7 +200,7 @@ def report(arguments: argparse.Namespace) -> int:
     for note in (*view.notes, *view.store.messages):
         print(f"note: {note}", file=sys.stderr)
     if arguments.output:
-        Path(arguments.output).write_text(text.rstrip("\n") + "\n")
+        write_output(Path(arguments.output), text.rstrip("\n") + "\n")
     else:
         print(text.rstrip("\n"))
     return 0
@@ -222,12 +215,6 @@ def _page(arguments: argparse.Namespace, view: View) -> int:
         print(f"note: {note}", file=sys.stderr)
     write_page(page, arguments.output, view.manifest.name, show=arguments.open)
     return 0
-
-
-def check_output(output: str | None) -> None:
-    """Raise UserError if it is clear beforehand that the output file cannot be written."""
-    if output is not None and (not Path(output).absolute().parent.is_dir() or Path(output).is_dir()):
-        raise UserError(f"--output {output}: its folder does not exist, or it is a folder itself")
 
 
 def tune(arguments: argparse.Namespace) -> int:
@@ -246,8 +233,8 @@ def tune(arguments: argparse.Namespace) -> int:
     text = tuned.preset(command, f"records/{record.name}" if record else "")
     if output and record:
         record.parent.mkdir(exist_ok=True)
-        record.write_text(tuned.csv())
-        output.write_text(text)
+        write_output(record, tuned.csv())
+        write_output(output, text)
         print(f"preset: {output}\ntrials: {record}", file=sys.stderr)
     else:
         if not arguments.quiet:
@@ -299,5 +286,6 @@ def _rendered(arguments: argparse.Namespace, table: Table) -> str:
         getattr(arguments, "format", "text"),
         layout=getattr(arguments, "layout", "wide"),
         color=terminal,
+        ascii=not (getattr(arguments, "output", None) or encodes(sys.stdout, "±")),
         width=width,
     )

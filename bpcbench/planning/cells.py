@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bpcbench.api import Inference, Method, Network, Preprocessing
+from bpcbench.errors import UserError
 from bpcbench.planning.datasets import ResolvedDataset
 from bpcbench.planning.planner import Planner
 from bpcbench.planning.spec import Spec
 from bpcbench.records import Offer, snapshot_member
 from bpcbench.store.address import Address
+from bpcbench.suite.model import Suite
 
 Snapshots = Callable[[str], Sequence[int]]
 """The steps at which the coreset of a key was kept, and is to be evaluated too."""
@@ -84,6 +87,35 @@ class _Plugins:
     inference: Inference
     network: Network
     choice: Choice
+
+
+OTHER_ROWS = "rows per class may differ from ipc"
+"""The note on results of a method that need not keep to the images per class."""
+MAX_CELLS = 100_000
+"""The largest grid that is planned unless a larger one is asked for; planning it takes about ten seconds."""
+
+
+def check_size(suite: Suite, limit: int = MAX_CELLS) -> None:
+    """Raise UserError if a suite's grid has more cells than `limit`; they are counted, not made.
+
+    Patterns of `exclude` are not applied: a grid is made whole before they leave anything out.
+    """
+    parts = {
+        "datasets": len(suite.datasets),
+        "ipc": len(suite.ipc),
+        "methods": max((len(setting.methods) for setting in suite.settings.values()), default=0),
+        "inferences": max((len(setting.inferences) for setting in suite.settings.values()), default=0),
+        "networks": max((len(setting.networks) for setting in suite.settings.values()), default=0),
+        "seeds.distil": suite.distil_seeds,
+        "seeds.evaluate": suite.evaluate_seeds,
+    }
+    count = math.prod(parts.values())
+    if count > limit:
+        product = " x ".join(f"{number:,} {name}" for name, number in parts.items() if number > 1)
+        raise UserError(
+            f"{suite.name}: a grid of {count:,} cells ({product}) is above the limit of {limit:,}; "
+            f"ask for less, or raise it with --max-cells {count}"
+        )
 
 
 def cells(
@@ -175,7 +207,7 @@ def _choose(planner: Planner, dataset: ResolvedDataset, at: Coordinates) -> _Plu
         native_inference=asked[0],
         native_network=asked[1],
         ranked=method.ranked,
-        notes=(*dataset.notes, *method.notes()),
+        notes=(*dataset.notes, *method.notes(), *(() if method.keeps_ipc else (OTHER_ROWS,))),
         own=own and (lookup.spec(own[0]), lookup.spec(own[1])),
     )
     return _Plugins(method, preprocessing, inference, network, choice)

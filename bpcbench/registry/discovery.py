@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -9,6 +10,11 @@ import importlib.metadata
 import inspect
 import os
 import re
+import signal
+import sys
+import threading
+import time
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +45,7 @@ LOCAL_VARIABLE = "BPCBENCH_PLUGINS"
 
 @dataclass(frozen=True)
 class LoadedPlugin:
-    """One entry point and the outcome of loading it. `error` is empty if it loaded."""
+    """One entry point, the outcome of loading it, and how long that took. `error` is empty if it loaded."""
 
     name: str
     distribution: str
@@ -47,6 +53,7 @@ class LoadedPlugin:
     module: str
     error: str = ""
     classes: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -118,21 +125,27 @@ class Registry:
         before_classes, before_suites = dict(self.classes), dict(self.suites)
         plugin: Any = None
         known = True
+        begin = time.perf_counter()
         try:
-            plugin = load()
-            _check_version(plugin)
-            _check_marks(plugin)
-            known = self.manager.is_registered(plugin)
-            self.manager.register(plugin, name=f"{distribution}:{name}")
-            self.manager.check_pending()
-            classes = tuple(self._register(plugin, name, distribution))
-        except (Exception, SystemExit) as error:
+            with _contained():
+                plugin = load()
+                _check_version(plugin)
+                _check_marks(plugin)
+                known = self.manager.is_registered(plugin)
+                self.manager.register(plugin, name=f"{distribution}:{name}")
+                self.manager.check_pending()
+                classes = tuple(self._register(plugin, name, distribution))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             if not known and self.manager.is_registered(plugin):
                 self.manager.unregister(plugin)
             self.classes, self.suites = before_classes, before_suites
-            self.plugins.append(LoadedPlugin(name, distribution, version, module, _one_line(error)))
+            seconds = time.perf_counter() - begin
+            self.plugins.append(LoadedPlugin(name, distribution, version, module, _one_line(error), seconds=seconds))
         else:
-            self.plugins.append(LoadedPlugin(name, distribution, version, module, "", classes))
+            seconds = time.perf_counter() - begin
+            self.plugins.append(LoadedPlugin(name, distribution, version, module, "", classes, seconds))
 
     def _register(self, plugin: Any, name: str, distribution: str) -> Iterator[str]:
         for kind, base in KINDS.items():
@@ -171,6 +184,32 @@ def load_registry() -> Registry:
 def registry() -> Registry:
     """Return the registry of this process."""
     return load_registry()
+
+
+@contextlib.contextmanager
+def _contained() -> Iterator[None]:
+    """Run a plugin's own code: what it prints goes to stderr, and only a real Ctrl-C is a KeyboardInterrupt."""
+    pressed: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    watched = threading.current_thread() is threading.main_thread() and callable(before)
+
+    def press(signum: int, frame: types.FrameType | None) -> None:
+        pressed.append(signum)
+        if callable(before):
+            before(signum, frame)
+
+    if watched:
+        signal.signal(signal.SIGINT, press)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt as error:
+        if pressed:
+            raise
+        raise PluginError("it raised KeyboardInterrupt") from error
+    finally:
+        if watched:
+            signal.signal(signal.SIGINT, before)
 
 
 def _entry_points(unreadable: list[LoadedPlugin]) -> list[tuple[str, str, importlib.metadata.EntryPoint]]:

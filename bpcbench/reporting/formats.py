@@ -6,13 +6,13 @@ import csv
 import io
 import json
 import math
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from bpcbench.errors import UserError, unknown
+from bpcbench.reporting.escaping import flat, markdown, spreadsheet, tex
 from bpcbench.reporting.table import Cell, Table
 from bpcbench.stats import Summary
 
@@ -26,29 +26,6 @@ _FIELDS = (
     *("mean", "std", "n", "within", "low", "high", "best", "second", "tied", "nonzero", "asked", "seeds"),
     *("text", "notes"),
 )
-_TEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    # At the start of a line these two would be read as arguments of the \\ that ends the line before.
-    "[": "{[}",
-    "*": "{*}",
-    "±": r"$\pm$",
-    "—": "---",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "†": r"$^{\dagger}$",
-}
 
 
 def render(
@@ -58,16 +35,18 @@ def render(
     layout: Layout = "wide",
     color: bool = False,
     width: int | None = None,
+    ascii: bool = False,  # noqa: A002
 ) -> str:
     """Return the table as text that ends with a newline.
 
-    In the layout `wide` lines are methods and every data set and ipc has its columns; in `paper` data sets and ipc are
-    the rows and every method has its columns. `text` is aligned for a terminal, with ANSI bold and underline if
+    In the layout `wide` lines are methods and every data set and ipc has its columns; in `paper` data sets and ipc
+    are the rows and every method has its columns. `text` is aligned for a terminal, with ANSI bold and underline if
     `color`, and broken into panels of whole column groups, or of parts of a group that alone is too wide, if it is
-    wider than `width`; `md` is a GitHub table; `latex` is a `table` environment that needs booktabs. `csv` and `json`
-    hold one record per cell, whatever the layout, unrounded and as the evaluator gave it (with the unit `percent` it is
-    a fraction), without n where a number is published. JSON has null for what is not a finite number, and the title and
-    footnotes beside its `cells`. Raise UserError for any other format or layout.
+    wider than `width`, and without `±` if `ascii`; `md` is a GitHub table; `latex` is a `table` environment that
+    needs booktabs. `csv` and `json` hold one record per cell, whatever the layout, unrounded and as the evaluator
+    gave it (with the unit `percent` it is a fraction), without n where a number is published. JSON has null for
+    what is not a finite number, and the title and footnotes beside its `cells`. Raise UserError for any other
+    format or layout.
     """
     if format not in FORMATS:
         raise UserError(unknown("format", format, FORMATS))
@@ -79,8 +58,16 @@ def render(
         return _json(table)
     grid = _wide(table) if layout == "wide" else _paper(table)
     if format == "text":
-        return _text(table, grid, color, width)
+        return _text(table, grid, _Style(color, ascii), width)
     return _markdown(table, grid) if format == "md" else _latex(table, grid)
+
+
+@dataclass(frozen=True)
+class _Style:
+    """What a terminal shows: bold and underlined, or only ASCII."""
+
+    color: bool
+    ascii: bool
 
 
 @dataclass(frozen=True)
@@ -139,34 +126,34 @@ def _paper(table: Table) -> _Grid:
     return _Grid(("data set", "ipc"), blocks, tuple(rows), compared, sections=True)
 
 
-def _text(table: Table, grid: _Grid, color: bool, width: int | None) -> str:
-    names = [[name, *(_flat(row.labels[index]) for row in grid.rows)] for index, name in enumerate(grid.labels)]
+def _text(table: Table, grid: _Grid, style: _Style, width: int | None) -> str:
+    names = [[name, *(flat(row.labels[index]) for row in grid.rows)] for index, name in enumerate(grid.labels)]
     labels = ["  ".join(row) for row in zip(*map(_left, names), strict=True)]
     left = [" " * len(labels[0]), *labels]
     panels = [left]
-    for block, start in _pieces(grid, color, None if width is None else width - len(labels[0]) - 3):
-        right = _panel(grid, block, start, color)
+    for block, start in _pieces(grid, style, None if width is None else width - len(labels[0]) - 3):
+        right = _panel(grid, block, start, style)
         if width is not None and panels[-1] is not left and len(panels[-1][0]) + 3 + len(right[0]) > width:
             panels.append(left)
         panels[-1] = [f"{before}   {after}" for before, after in zip(panels[-1], right, strict=True)]
     wide = min(width or 120, max(80, min(max(len(panel[0]) for panel in panels), 120)))
-    out = [textwrap.fill(_flat(table.title), wide)] if table.title else []
+    out = [textwrap.fill(flat(table.title), wide)] if table.title else []
     for panel in panels:
         rule = "─" * len(panel[0])
         out += [*([""] if out else []), *panel[:2], rule, *panel[2:], rule]
-    legend = _legend(table, grid, *(("bold", "underlined") if color else ("*", "_")), "~", "*")
-    notes = [_wrapped(_flat(note), wide) for note in (*legend, *table.footnotes)]
+    legend = _legend(table, grid, *(("bold", "underlined") if style.color else ("*", "_")), "~", "*")
+    notes = [_wrapped(flat(note), wide) for note in (*legend, *table.footnotes)]
     return _lines(*(line.rstrip() for line in out), *notes)
 
 
-def _pieces(grid: _Grid, color: bool, room: int | None) -> Iterator[tuple[_Block, int]]:
+def _pieces(grid: _Grid, style: _Style, room: int | None) -> Iterator[tuple[_Block, int]]:
     """Yield the blocks, each with the number of its first column, in parts where one is wider than there is room."""
     start = 0
     for block in grid.blocks:
         first, used = 0, 0
         for index, head in enumerate(block.heads):
             cells = [row.cells[start + index] for row in grid.rows]
-            size = len(_column(_flat(head), cells, color)[0]) + 2
+            size = len(_column(flat(head), cells, style)[0]) + 2
             if room is not None and index > first and used + size - 2 > room:
                 yield _Block(block.label, block.heads[first:index]), start + first
                 first, used = index, 0
@@ -175,47 +162,49 @@ def _pieces(grid: _Grid, color: bool, room: int | None) -> Iterator[tuple[_Block
         start += len(block.heads)
 
 
-def _panel(grid: _Grid, block: _Block, start: int, color: bool) -> list[str]:
+def _panel(grid: _Grid, block: _Block, start: int, style: _Style) -> list[str]:
     """Return the block's heading, the headings of its columns and its rows, all of the same visible width."""
     columns = [
-        _column(_flat(head), [row.cells[index] for row in grid.rows], color)
+        _column(flat(head), [row.cells[index] for row in grid.rows], style)
         for index, head in enumerate(block.heads, start)
     ]
     heads, *lines = ("  ".join(row) for row in zip(*columns, strict=True))
-    over = f"─ {_flat(block.label)} ─".center(len(heads), "─")
+    over = f"─ {flat(block.label)} ─".center(len(heads), "─")
     lead = " " * (len(over) - len(heads))
     return [over, lead + heads, *(lead + line for line in lines)]
 
 
-def _column(heading: str, cells: Sequence[Cell], color: bool) -> list[str]:
+def _column(heading: str, cells: Sequence[Cell], style: _Style) -> list[str]:
     """Return a column's heading and cells, aligned where the mean ends, all of the same visible width."""
     size = max((len(cell.mean) for cell in cells), default=0)
-    rests = _left([_rest(cell) for cell in cells]) or [""]
+    spread = "+-" if style.ascii else "±"
+    rests = _left([_rest(cell).replace("±", spread) for cell in cells]) or [""]
     marks = [
-        ("" if color else "*" * cell.best + "_" * cell.second) + "~" * cell.tied + "*" * cell.nonzero for cell in cells
+        ("" if style.color else "*" * cell.best + "_" * cell.second) + "~" * cell.tied + "*" * cell.nonzero
+        for cell in cells
     ]
     tails = _left([f" {mark}" if mark else "" for mark in marks]) or [""]
     over = heading.rjust(size + len(rests[0])).ljust(size + len(rests[0] + tails[0]))
     lead = len(over) - len(rests[0] + tails[0])
     column = [over]
     for cell, rest, tail in zip(cells, rests, tails, strict=False):
-        code = ("\033[1m" if cell.best else "\033[4m" if cell.second else "") if color else ""
+        code = ("\033[1m" if cell.best else "\033[4m" if cell.second else "") if style.color else ""
         mean = f"{code}{cell.mean}\033[0m" if code else cell.mean
         column.append(" " * (lead - len(cell.mean)) + mean + rest + tail)
     return column
 
 
 def _markdown(table: Table, grid: _Grid) -> str:
-    heads = [f"{_md(block.label)}<br>{_md(head)}" for block, head in grid.columns()]
+    heads = [f"{markdown(block.label)}<br>{markdown(head)}" for block, head in grid.columns()]
     rows = [[*grid.labels, *heads], [*("---" for _ in grid.labels), *("---:" for _ in heads)]]
     # GitHub drops <u> and keeps <ins>.
     style = ("**", "**"), ("<ins>", "</ins>"), r" \~", r" \*"
     for row in grid.rows:
-        cells = (_styled(_md(cell.mean), _md(_rest(cell)), cell, *style) for cell in row.cells)
-        rows.append([*map(_md, row.labels), *cells])
+        cells = (_styled(markdown(cell.mean), markdown(_rest(cell)), cell, *style) for cell in row.cells)
+        rows.append([*map(markdown, row.labels), *cells])
     legend = _legend(table, grid, "**bold**", "<ins>underlined</ins>", r"\~", r"\*")
-    notes = [f"- {note}" for note in (*legend, *map(_md, table.footnotes))]
-    title = [f"**{_md(table.title)}**", ""] if table.title else []
+    notes = [f"- {note}" for note in (*legend, *map(markdown, table.footnotes))]
+    title = [f"**{markdown(table.title)}**", ""] if table.title else []
     return _lines(*title, *(f"| {' | '.join(row)} |" for row in rows), *([""] if notes else []), *notes)
 
 
@@ -224,28 +213,28 @@ def _latex(table: Table, grid: _Grid) -> str:
     over, rules = [""] * len(grid.labels), []
     for block in grid.blocks:
         last = first + len(block.heads) - 1
-        over.append(rf"\multicolumn{{{len(block.heads)}}}{{c}}{{{_tex(block.label)}}}")
+        over.append(rf"\multicolumn{{{len(block.heads)}}}{{c}}{{{tex(block.label)}}}")
         rules.append(rf"\cmidrule(lr){{{first}-{last}}}")
         first = last + 1
-    heads = [*grid.labels, *(_tex(head) for _, head in grid.columns())]
+    heads = [*grid.labels, *(tex(head) for _, head in grid.columns())]
     style = (r"\textbf{", "}"), (r"\underline{", "}"), r"$^{\sim}$", "$^{*}$"
     body: list[str] = []
     above = None
     for row in grid.rows:
-        cells = (_styled(_tex(cell.mean), _tex(_rest(cell)), cell, *style) for cell in row.cells)
-        name, *others = map(_tex, row.labels)
+        cells = (_styled(tex(cell.mean), tex(_rest(cell)), cell, *style) for cell in row.cells)
+        name, *others = map(tex, row.labels)
         if grid.sections and above not in (None, row.labels[0]):
             body.append(r"\midrule")
         body.append(_tex_row(["" if grid.sections and above == row.labels[0] else name, *others, *cells]))
         above = row.labels[0]
     legend = _legend(table, grid, r"\textbf{bold}", r"\underline{underlined}", r"$^{\sim}$", "$^{*}$")
     # The legend holds commands already, but a percent sign would turn the rest of the line into a comment.
-    notes = " ".join((*(note.replace("%", r"\%") for note in legend), *map(_tex, table.footnotes)))
+    notes = " ".join((*(note.replace("%", r"\%") for note in legend), *map(tex, table.footnotes)))
     return _lines(
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
-        *([rf"\caption{{{_tex(table.title)}}}"] if table.title else ()),
+        *([rf"\caption{{{tex(table.title)}}}"] if table.title else ()),
         rf"\begin{{tabular}}{{{'l' * len(grid.labels)}{'c' * (first - 1 - len(grid.labels))}}}",
         r"\toprule",
         *([_tex_row(over), "".join(rules)] if rules else ()),
@@ -263,7 +252,9 @@ def _csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, _FIELDS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**record, "seeds": " ".join(map(str, record["seeds"]))} for record in _records(table))
+    for record in _records(table):
+        written = {**record, "seeds": " ".join(map(str, record["seeds"]))}
+        writer.writerow({name: spreadsheet(value) for name, value in written.items()})
     return out.getvalue()
 
 
@@ -323,22 +314,8 @@ def _rest(cell: Cell) -> str:
     return (f"±{cell.spread}" if cell.spread else "") + interval + count + "†" * cell.partial
 
 
-def _md(text: str) -> str:
-    """Return text that GitHub shows as it is; an underscore inside a word needs no escape and gets none."""
-    bare = _flat(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"[\\`*|~$\[\]]|(?<!\w)_|_(?!\w)", lambda found: f"\\{found[0]}", bare)
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in _flat(text))
-
-
 def _tex_row(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
-
-
-def _flat(text: str) -> str:
-    return re.sub(r"\s+", " ", text)
 
 
 def _left(cells: Sequence[str]) -> list[str]:

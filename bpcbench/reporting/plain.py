@@ -7,6 +7,8 @@ import io
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from bpcbench.reporting.escaping import flat, markdown, spreadsheet
+
 PlainFormat = Literal["text", "md", "csv"]
 PLAIN_FORMATS: tuple[PlainFormat, ...] = get_args(PlainFormat)
 
@@ -15,12 +17,15 @@ def plain(headings: Sequence[str], lines: Sequence[Sequence[str]], format: Plain
     """Return the lines under their headings, numbers to the right, as text that ends with a newline."""
     if format == "csv":
         stream = io.StringIO()
-        csv.writer(stream, lineterminator="\n").writerows([headings, *lines])
+        rows = [[spreadsheet(cell) for cell in line] for line in (headings, *lines)]
+        csv.writer(stream, lineterminator="\n").writerows(rows)
         return stream.getvalue()
     right = [all(_is_number(line[i]) for line in lines) and bool(lines) for i in range(len(headings))]
     if format == "md":
         rule = ["---:" if r else "---" for r in right]
-        return "".join("| " + " | ".join(cells) + " |\n" for cells in (headings, rule, *lines))
+        escaped = [[markdown(cell) for cell in cells] for cells in (headings, *lines)]
+        return "".join("| " + " | ".join(cells) + " |\n" for cells in (escaped[0], rule, *escaped[1:]))
+    headings, lines = [flat(cell) for cell in headings], [[flat(cell) for cell in line] for line in lines]
     widths = [max(len(row[i]) for row in (headings, *lines)) for i in range(len(headings))]
     texts = []
     for row in (headings, ["─" * width for width in widths], *lines):

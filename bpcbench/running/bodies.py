@@ -146,7 +146,10 @@ def execute(task: Task, started: Started | None = None) -> Outcome:
     except MemoryError:
         message = "out of memory"
         trace = traceback.format_exc()
-    except (Exception, SystemExit) as error:
+    except Stopped:
+        raise
+    except BaseException as error:
+        # Whatever a plugin raises, KeyboardInterrupt included, is its own failure.
         message = f"{type(error).__name__}: {error}"
         trace = traceback.format_exc()
     _log(task, trace)
@@ -159,7 +162,7 @@ def _log(task: Task, trace: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         task.log.parent.mkdir(parents=True, exist_ok=True)
-        with task.log.open("a") as stream:
+        with task.log.open("a", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(f"{task.kind} {task.label} failed\n{trace}")
             redirected = os.path.samestat(os.fstat(stream.fileno()), os.fstat(2))
         if not redirected and multiprocessing.parent_process() is None:
@@ -308,6 +311,8 @@ def _coreset(attempt: _Attempt, stage: CoresetStage) -> None:
     def keep(coreset: Coreset, member: str, context: StageContext, extra: Mapping[str, Any]) -> None:
         if not np.isfinite(coreset.images).all() or not np.isfinite(coreset.targets).all():
             raise ValueError(f"{method.name} returned a coreset with NaN or infinite values ({member})")
+        if method.uses_ipc and method.keeps_ipc:
+            check_rows(method.name, coreset, data, stage.ipc or 0)
         arrays = {**coreset.arrays(), **preview(coreset, inputs.transform)}
         attempt.commit(member, arrays, context, {"coreset": coreset.description(), **extra})
 
@@ -320,6 +325,24 @@ def _coreset(attempt: _Attempt, stage: CoresetStage) -> None:
         raise TypeError(f"{method.name}.distil must return a bpcbench.Coreset, it returned a {type(coreset).__name__}")
     context.close()
     keep(coreset, FINAL, context, {})
+
+
+def check_rows(name: str, coreset: Coreset, data: Data, ipc: int) -> None:
+    """Raise ValueError unless a coreset has `ipc` rows of every class that the training data have, and no others."""
+    ids = coreset.class_ids
+    if len(ids) and not (ids.min() >= 0 and ids.max() < coreset.classes):
+        raise ValueError(f"{name} returned class numbers from {ids.min()} to {ids.max()} of {coreset.classes} classes")
+    counts = np.bincount(ids, minlength=coreset.classes)
+    wanted = np.zeros_like(counts)
+    wanted[np.unique(data.labels)] = ipc
+    wrong = np.flatnonzero(counts != wanted)
+    if len(wrong):
+        first = wrong[0]
+        others = f", and other numbers for {len(wrong) - 1:,} more classes" if len(wrong) > 1 else ""
+        raise ValueError(
+            f"{name} returned {counts[first]:,} rows of class {first} instead of {wanted[first]:,}{others}; "
+            "a method that cannot keep to the images per class sets keeps_ipc = False"
+        )
 
 
 def _predict(attempt: _Attempt, stage: PredictStage) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bpcbench.errors import NotFinite, Stopped, Superseded
+from bpcbench.errors import NotFinite, Stopped, Superseded, UserError, shortened
 from bpcbench.records import Coreset
 from bpcbench.running import checkpoint
 from bpcbench.running import state as tree
@@ -27,6 +27,18 @@ MAX_POINTS = 1000
 FLUSH_SECONDS = 0.5
 
 Snapshot = Callable[[int, Coreset, float], None]
+
+
+def checkpoint_interval() -> float:
+    """Return the seconds between checkpoints; raise UserError if the environment does not hold such a number."""
+    text = os.environ.get(CHECKPOINT_VARIABLE, str(CHECKPOINT_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UserError(f"{CHECKPOINT_VARIABLE}: expected a number of seconds, 0 or more, got {shortened(text)!r}")
+    return seconds
 
 
 class StageContext:
@@ -50,7 +62,7 @@ class StageContext:
         self.looping = False
         self._keep_snapshot = keep_snapshot
         self._lease = lease
-        self._interval = float(os.environ.get(CHECKPOINT_VARIABLE, CHECKPOINT_SECONDS))
+        self._interval = checkpoint_interval()
         self._pause = min(self._interval, FLUSH_SECONDS)
         self._checkpoint: Checkpoint | None = checkpoint.newest(attempt.parent)
         self._resuming: dict[str, Any] = tree.unpack(self._checkpoint.state) if self._checkpoint else {}

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bpcbench.errors import UserError
+from bpcbench.errors import Unfinished, UserError, reason
 from bpcbench.store.runs import FailureRecord, Journal
 from bpcbench.text import to_stderr
 
 if TYPE_CHECKING:
+    from bpcbench.api import Engine
     from bpcbench.planning.plan import Plan
     from bpcbench.planning.planner import PlannedStage
     from bpcbench.registry.discovery import Registry
@@ -76,10 +77,8 @@ def execute(
     report: Callable[[str], None] | None = None,
 ) -> Result:
     """Run the pending stages of a plan; results to be recomputed are removed first."""
-    from bpcbench.planning.manifest import manifest_of
-    from bpcbench.running.progress import Progress
-    from bpcbench.running.run import Runner, choose_engine
-    from bpcbench.store.manifest import write_manifest
+    from bpcbench.running.context import checkpoint_interval
+    from bpcbench.running.run import choose_engine
     from bpcbench.store.store import Store, check_writable
 
     plan = prepared.plan
@@ -90,12 +89,36 @@ def execute(
         raise UserError(f"--detach: stages of the engine {engine.name} end with the run (engines that go on: {known})")
     check_device(prepared, inline=inline or debug)
     check_writable(prepared.out)
+    checkpoint_interval()
     if track:
         from bpcbench.tracking.location import tracking_uri
 
         tracking_uri(prepared.out)  # refused before anything is written
     store = prepared.store or Store.open(prepared.out)
-    say = report or to_stderr
+    try:
+        return _execute(prepared, store, engine, debug=debug, track=track, quiet=quiet, detach=detach, report=report)
+    except OSError as error:
+        message = f"{reason(error)}; what was finished is in {store.root}, and running again continues"
+        raise Unfinished(message) from error
+
+
+def _execute(
+    prepared: Prepared,
+    store: Store,
+    engine: Engine,
+    *,
+    debug: bool,
+    track: bool,
+    quiet: bool,
+    detach: bool,
+    report: Callable[[str], None] | None,
+) -> Result:
+    from bpcbench.planning.manifest import manifest_of
+    from bpcbench.running.progress import Progress
+    from bpcbench.running.run import Runner
+    from bpcbench.store.manifest import write_manifest
+
+    plan, say = prepared.plan, report or to_stderr
     manifest = manifest_of(
         plan,
         source=prepared.source,

@@ -328,7 +328,7 @@ class Lane:
 def _read_outcome(task: Task) -> Ended | None:
     """Return what a worker wrote about its end, and remove it; None if there is nothing readable."""
     try:
-        recorded = Ended.from_json(json.loads(task.outcome_file.read_text()))
+        recorded = Ended.from_json(json.loads(task.outcome_file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         recorded = None
     with contextlib.suppress(OSError):

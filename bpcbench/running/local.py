@@ -102,7 +102,7 @@ class LocalPool:
     def kill(self, attempts: Collection[str]) -> None:
         """Send SIGKILL."""
         for one in self._of(attempts):
-            one.worker.process.kill()
+            one.worker.kill()
 
     def _of(self, attempts: Collection[str]) -> list[_Running]:
         return [self._running[attempt] for attempt in attempts if attempt in self._running]

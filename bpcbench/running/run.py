@@ -283,6 +283,8 @@ def _signals(
     """
 
     def handle(signum: int, frame: types.FrameType | None) -> None:
+        if stopped_by and signum == signal.SIGHUP:
+            return  # a closing terminal sends it, and so does its shell
         if stopped_by:
             os._exit(128 + signum)
         stopped_by.append(signum)

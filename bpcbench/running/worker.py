@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bpcbench.records import Ended, Started, Task
+from bpcbench.running.processes import descendants, end_tree, lead
 
 PRELOAD_VARIABLE = "BPCBENCH_PRELOAD"
 _NEVER_INHERITED = "BPCBENCH_"
@@ -125,17 +126,20 @@ class Worker:
         if self.process.is_alive():
             self.process.terminate()
 
+    def kill(self) -> None:
+        """End the process and everything that it has started at once."""
+        end_tree(self.process.pid)
+
     def close(self, *, kill: bool = False) -> None:
         """End the process and release what it holds."""
-        if kill:
-            self.process.kill()
-        else:
+        # Whatever a plugin has left running ends with its worker.
+        below = descendants(self.process.pid)
+        if not kill:
             with contextlib.suppress(OSError):
                 self.connection.send_bytes(b"null")
-        self.process.join(5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+            self.process.join(5)
+        end_tree(self.process.pid, below)
+        self.process.join()
         self.connection.close()
         self._alive.close()
         self.process.close()
@@ -145,7 +149,7 @@ def note(task: Task, text: str) -> None:
     """Append a line to the log of a task, for what its own process could not write."""
     with contextlib.suppress(OSError):
         task.log.parent.mkdir(parents=True, exist_ok=True)
-        with task.log.open("a") as stream:
+        with task.log.open("a", encoding="utf-8") as stream:
             stream.write(f"{task.kind} {task.label}: {text}\n")
 
 
@@ -193,6 +197,7 @@ def _no_main_module() -> Iterator[None]:
 
 def serve(connection: Connection, ending: Connection, settings: Mapping[str, str]) -> None:
     """Run tasks until null arrives or the parent is gone. This is the whole life of a forked worker."""
+    lead()
     _die_with_parent(ending.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -277,7 +282,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.bound == "kill":
         _die_with_parent(0)
     try:
-        task = Task.from_json(json.loads(arguments.task.read_text()))
+        task = Task.from_json(json.loads(arguments.task.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"{arguments.task} is not a task: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -295,30 +300,39 @@ def _write_outcome(task: Task, ended: Ended) -> None:
     # Without the file, the runner checks the store.
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(ended.to_json()))
+        temporary.write_text(json.dumps(ended.to_json()), encoding="utf-8")
         temporary.replace(file)
 
 
 def _redirect(task: Task) -> None:
+    """Send everything that is printed into the task's log, in UTF-8 whatever the locale."""
     task.log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(task.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(descriptor, number)
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed when this process started
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     os.close(descriptor)
 
 
 def _die_with_parent(descriptor: int) -> None:
-    """End this process when the other end of a pipe is closed."""
+    """End this process, and its whole group if it leads one, when the other end of a pipe is closed."""
+    leads = os.getpgrp() == os.getpid()
 
     def watch() -> None:
         wait([descriptor])
+        if leads:
+            os.killpg(0, signal.SIGKILL)
         os._exit(70)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
     # The thread cannot run while a plugin holds the GIL in one long call; where supported, the kernel sends SIGKILL.
     set_signal = getattr(fcntl, "F_SETSIG", None)
     if set_signal is not None:
-        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpid() if leads else os.getpid())
         fcntl.fcntl(descriptor, set_signal, signal.SIGKILL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
 

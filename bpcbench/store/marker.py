@@ -44,7 +44,7 @@ def create(root: Path) -> None:
     try:
         (root / STAGES).mkdir(parents=True, exist_ok=True)
         temporary = root / f".store-{uuid.uuid4().hex}"
-        temporary.write_text(json.dumps({"schema": SCHEMA}) + "\n")
+        temporary.write_text(json.dumps({"schema": SCHEMA}) + "\n", encoding="utf-8")
         temporary.replace(root / MARKER)
     except OSError as error:
         raise StoreError(f"{root}: a store cannot be created: {error}") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from bpcbench.errors import Mistake, Mistakes, UserError
+from bpcbench.errors import Mistake, Mistakes, UserError, shortened
 from bpcbench.reading import read_bounded
 
 MAX_BYTES = 1_000_000
@@ -209,7 +209,12 @@ def override(document: Document, assignments: list[str]) -> Document:
         key, equals, raw = text.partition("=")
         path = tuple(key.split("."))
         if not equals or not all(path):
-            mistakes.append(Mistake("", f"cannot read override {text!r}: expected KEY=VALUE", file="command line"))
+            message = f"cannot read override {shortened(text)!r}: expected KEY=VALUE"
+            mistakes.append(Mistake("", message, file="command line"))
+            continue
+        if len(path) > MAX_DEPTH:
+            message = f"a key of {len(path):,} parts: nothing in a suite is nested more than {MAX_DEPTH} levels deep"
+            mistakes.append(Mistake(shortened(key), message, file="command line"))
             continue
         try:
             (value,) = parse(f"value: {raw}", "command line").values.values()

@@ -27,6 +27,9 @@ DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu", "xla")
 """The devices that torch knows, some of them with a package of their maker."""
 _DEVICE = rf"auto|cpu|({'|'.join(DEVICES[2:])})(:[0-9]+)?"
 _OTHER_DEVICES = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps", "apple": "mps"}
+NAME_LENGTH = 120
+"""The most bytes that a name may have: it becomes part of the names of folders."""
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -58,6 +61,17 @@ def record(properties: Mapping[str, Any], required: tuple[str, ...] = ()) -> dic
 def is_count(value: Any) -> bool:
     """Return whether a value is an integer above 0; a truth value is not."""
     return type(value) is int and value > 0
+
+
+def is_name(value: Any) -> bool:
+    """Return whether a value can name a suite or a label, and so a folder: printable, not too long, without a slash."""
+    return (
+        isinstance(value, str)
+        and value.isprintable()
+        and "/" not in value
+        and value not in ("", ".", "..")
+        and len(value.encode()) <= NAME_LENGTH
+    )
 
 
 def _expect(good: Callable[[Any], bool], what: str) -> Reader:
@@ -155,8 +169,8 @@ _TUNED = {"trials": _COUNT, "objective": _TEXT, "record": _TEXT}
 KEYS: Mapping[str, Key] = {
     "name": Key(
         "the experiment's name; default: the name of the file",
-        _expect(lambda v: isinstance(v, str) and v != "" and "/" not in v, "a word without /"),
-        {"type": "string", "pattern": "^[^/]+$"},
+        _expect(is_name, f"a word without /, {NAME_LENGTH} bytes at most"),
+        {"type": "string", "pattern": "^[^/]+$", "maxLength": NAME_LENGTH},
     ),
     "description": Key("one line for people", _expect(lambda v: isinstance(v, str), "text"), _TEXT),
     "protocol": Key(

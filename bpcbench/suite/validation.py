@@ -15,7 +15,7 @@ from bpcbench.registry.discovery import Registry
 from bpcbench.registry.options import OptionError, build
 from bpcbench.suite.cases import Case, read_cases, read_exclude
 from bpcbench.suite.document import Document, KeyPath
-from bpcbench.suite.keys import AXES, KEYS, PROTOCOLS
+from bpcbench.suite.keys import AXES, KEYS, NAME_LENGTH, PROTOCOLS, is_name
 from bpcbench.suite.model import NATIVE, MethodChoice, Setting, Suite
 
 _DEFAULT_BASES: Mapping[str, type[Plugin]] = {"preprocessing": Preprocessing, "evaluators": Evaluator}
@@ -122,8 +122,10 @@ class _Validator:
                 continue
             if isinstance(options, str):
                 options = {"plugin": options}
-            if set(label) & set("/@: ,="):
-                self.mistake((axis, label), "a label must not contain / @ : , = or spaces")
+            if set(label) & set("/@: ,=") or not is_name(label):
+                self.mistake(
+                    (axis, label), f"a label is a word without / @ : , = or spaces, {NAME_LENGTH} bytes at most"
+                )
             elif options is not None and not isinstance(options, Mapping):
                 self.mistake((axis, label), f"expected a mapping of options, got {options!r}")
             else:
@@ -211,7 +213,10 @@ class _Validator:
                     continue
                 if axis == "methods":
                     wanted = options.pop("preprocessing", "default")
-                    if wanted not in axes["preprocessing"] and not self._reported(("preprocessing",)):
+                    if not isinstance(wanted, str):
+                        message = f"expected a label of `preprocessing`, got {wanted!r}"
+                        self.mistake(origins.get("preprocessing") or (axis, label, "preprocessing"), message)
+                    elif wanted not in axes["preprocessing"] and not self._reported(("preprocessing",)):
                         message = unknown("preprocessing", wanted, axes["preprocessing"])
                         self.mistake(origins.get("preprocessing") or (axis, label, "preprocessing"), message)
                     reserved[label] = wanted

@@ -119,7 +119,7 @@ def _curves(kind: str, artefact: Artefact) -> list[Point]:
     path = artefact.folder / "curves.jsonl"
     if not path.exists():
         return []
-    return curve_points(kind, [json.loads(line) for line in path.read_text().splitlines()])
+    return curve_points(kind, [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
 
 
 def _thin(points: list[Point]) -> Iterator[Point]:

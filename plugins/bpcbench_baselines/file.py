@@ -39,6 +39,7 @@ class File(Method):
     name: ClassVar[str] = "file"
     resources: ClassVar[Resources] = Resources()
     uses_seed: ClassVar[bool] = False
+    keeps_ipc: ClassVar[bool] = False  # mirrored copies are not counted
 
     path: str = option("", "the folder, absolute or relative to the working directory", key=False)
     digest: str = option("", "of the folder's content, as `bpcbench import` prints it; empty: whatever it holds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import signal
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -254,10 +255,35 @@ def test_a_suite_runs_beside_broken_plugins(
 
 def test_ctrl_c_during_an_import_is_not_swallowed(fresh: Registry) -> None:
     def load() -> Any:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         fresh.add("theirs", "their-dist", "1", "m", load)
+
+
+class Odd(BaseException):
+    """Neither an Exception nor anything that Python itself raises."""
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, GeneratorExit, Odd])
+def test_whatever_an_import_raises_is_the_plugins_own_error(fresh: Registry, raised: type[BaseException]) -> None:
+    def load() -> Any:
+        raise raised("at import")
+
+    fresh.add("theirs", "their-dist", "1", "m", load)
+    (broken,) = fresh.broken()
+    assert raised.__name__ in broken.error
+
+
+def test_what_an_import_prints_does_not_reach_stdout(fresh: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+    def load() -> Any:
+        print("hello from a plugin")
+        raise ValueError("and goodbye")
+
+    fresh.add("theirs", "their-dist", "1", "m", load)
+    out, error = capsys.readouterr()
+    assert (out, error) == ("", "hello from a plugin\n")
+    assert fresh.plugins[-1].seconds >= 0
 
 
 def test_a_name_that_is_not_found_lists_what_is_and_what_did_not_load(fresh: Registry, plugin_module: Module) -> None:
