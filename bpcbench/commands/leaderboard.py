@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def leaderboard(arguments: argparse.Namespace) -> int:
     """Write the page of a leaderboard."""
+    from bpcbench.commands.output import check_output
     from bpcbench.commands.page import write_page
-    from bpcbench.commands.suite import check_output
     from bpcbench.reporting.leaderboard import leaderboard as ranked
     from bpcbench.reporting.page import leaderboard_page
 
