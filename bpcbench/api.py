@@ -141,6 +141,10 @@ class Dataset(Plugin, abc.ABC):
     def load(self, root: Path, split: str) -> Split:
         """Return the images and labels of a split named in `facts().sizes`."""
 
+    def declared(self) -> Facts | None:
+        """Return the facts of the official data, known without any file, for plans where they are absent; or None."""
+        return None
+
     def differs(self, root: Path) -> str:
         """Return how the files differ from the official ones, if `facts` says that they are not official."""
         return ""
@@ -163,6 +167,10 @@ class Prerequisite(Plugin, abc.ABC):
         """Return the size of one member on disk in bytes, for `bpcbench plan`, or None if unknown."""
         return None
 
+    def operations(self, facts: Facts) -> float | None:
+        """Return the floating-point operations of one member, for plans, or None if unknown."""
+        return None
+
     @abc.abstractmethod
     def make(self, data: Data, inputs: Inputs, ctx: Context, member: str) -> Arrays:
         """Compute one member. Members may be computed in parallel, each seeded by its name."""
@@ -175,6 +183,10 @@ class Preprocessing(Plugin, abc.ABC):
 
     def expected_bytes(self, facts: Facts) -> int | None:
         """Return the size of the fitted arrays on disk in bytes, for `bpcbench plan`, or None if unknown."""
+        return None
+
+    def operations(self, facts: Facts) -> float | None:
+        """Return the floating-point operations of fitting, for plans, or None if unknown."""
         return None
 
     @abc.abstractmethod
@@ -239,6 +251,10 @@ class Method(Plugin, abc.ABC):
         """Return the notes that every table with results of this method must carry, such as `reconstruction`."""
         return ()
 
+    def operations(self, facts: Facts, ipc: int) -> float | None:
+        """Return the floating-point operations of distilling one coreset, for plans, or None if unknown."""
+        return None
+
     @abc.abstractmethod
     def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the coreset. It must be a function of the options, the data, ipc, `inputs` and `ctx.seed` alone."""
@@ -255,6 +271,10 @@ class Network(Plugin, abc.ABC):
 
     def parameters(self, shape: tuple[int, int, int], classes: int) -> int | None:
         """Return the number of parameters, for plans, or None if unknown without building the network."""
+        return None
+
+    def operations(self, shape: tuple[int, int, int], classes: int) -> float | None:
+        """Return the floating-point operations of one image's forward pass, for plans, or None if unknown."""
         return None
 
     @abc.abstractmethod
@@ -295,6 +315,10 @@ class Inference(Plugin, abc.ABC):
     def prerequisites(self, facts: Facts) -> Mapping[str, Need]:
         """Return the prerequisites by role; the coreset's own preprocessing is always included."""
         return {}
+
+    def operations(self, offer: Offer, images: int) -> float | None:
+        """Return the floating-point operations of one fit and the prediction of `images` images, or None if unknown."""
+        return None
 
     @abc.abstractmethod
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:

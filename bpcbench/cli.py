@@ -56,6 +56,12 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--recompute", action="append", default=[], metavar="PLUGIN", help="as in run")
     plan.add_argument("--all", action="store_true", help="list every stage, not only a summary")
     plan.add_argument("--json", action="store_true", help="every stage as JSON")
+    plan.add_argument(
+        "--rate",
+        type=_rate,
+        metavar="OPS",
+        help="operations per second, such as 1e13, for a plan without data",
+    )
 
     report = _suite_command(commands, "report", "suite:report", "print the table of what the store has", view=True)
     report.add_argument("--format", choices=(*FORMATS, "html"), default="text", help="html: a page with pictures")
@@ -316,6 +322,16 @@ def _days(text: str) -> float:
     if not 0 <= days < math.inf:
         raise argparse.ArgumentTypeError("must be a number of days, 0 or more")
     return days
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"expected operations per second, such as 10e12, got {text!r}")
+    return value
 
 
 def _positive(text: str) -> int:

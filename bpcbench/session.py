@@ -102,10 +102,13 @@ class Session:
         """Return the cells of the suite, and which stages are cached or to do. Nothing is written."""
         return self.prepare().plan
 
-    def prepare(self) -> Prepared:
-        """Read, validate and plan the suite. Nothing is written; everything that is wrong is raised at once."""
+    def prepare(self, *, declare: bool = False) -> Prepared:
+        """Read, validate and plan the suite. Nothing is written; everything that is wrong is raised at once.
+
+        With `declare`, what data sets declare stands in for data that are not there; such a plan cannot be run.
+        """
         registry = _registry()
-        return self._prepared(registry, *self._load(registry))
+        return self._prepared(registry, *self._load(registry), declare=declare)
 
     def run(self) -> RunResult:
         """Run the suite: what is cached is not run again, what fails fails alone. Return its results."""
@@ -115,7 +118,11 @@ class Session:
         return RunResult(self.execute(prepared), prepared.plan, self.opened(prepared))
 
     def execute(self, prepared: Prepared, *, track: bool | None = None) -> Result:
-        """Run what a prepared plan says is to do."""
+        """Run what a prepared plan says is to do; raise UserError if it is a plan without data."""
+        from bpcbench.errors import UserError
+
+        if prepared.plan.declared:
+            raise UserError("a plan without data cannot be run: " + "; ".join(prepared.plan.declared.values()))
         from bpcbench.running.execution import execute
 
         return execute(
@@ -236,6 +243,7 @@ class Session:
         *,
         snapshots: Snapshots | None = None,
         purpose: Purpose = "run",
+        declare: bool = False,
     ) -> Prepared:
         from bpcbench.data.root import data_root
         from bpcbench.errors import UserError, unknown
@@ -259,6 +267,7 @@ class Session:
             unverified=self.unverified,
             recompute=self.recompute if purpose == "run" else (),
             snapshots=snapshots,
+            declare=declare,
         )
         notes = (*suite.notes, *plan.notes, *(store.messages if store else ()))
         return Prepared(

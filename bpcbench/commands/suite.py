@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bpcbench.planning.planner import PlannedStage
     from bpcbench.reporting import Table
     from bpcbench.reporting.view import View
+    from bpcbench.running.execution import Prepared
     from bpcbench.running.run import Failure, Result
 
 
@@ -153,11 +154,13 @@ def plan(arguments: argparse.Namespace) -> int:
     """Print the stages that a run would execute."""
     from bpcbench.running.execution import check_device
 
-    prepared = suite_session(arguments).prepare()
+    prepared = _planned(suite_session(arguments))
     if arguments.json:
         print(json.dumps([_as_json(planned) for planned in prepared.plan.stages], indent=1))
         return 0
     print(_summary(prepared.plan))
+    for line in _without_data(prepared, arguments.rate):
+        print(line)
     for line in _shared(prepared.plan.stages):
         print(line)
     for planned in prepared.plan.stages if arguments.all else ():
@@ -172,6 +175,52 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _planned(session: Session) -> Prepared:
+    """Return the plan; what data sets declare stands in for data that are not there, unless they are to be left out."""
+    if not session.skip_missing:
+        return session.prepare(declare=True)
+    try:
+        return session.prepare()
+    except UserError:
+        # Nothing may be left. Any other mistake is found again.
+        return session.prepare(declare=True)
+
+
+def _without_data(prepared: Prepared, rate: float | None) -> Iterator[str]:
+    """Yield what a plan without data says instead of what is cached: what is missing, and what the run would cost."""
+    from bpcbench.planning.costs import estimate, measured_rate
+
+    plan = prepared.plan
+    if not plan.declared:
+        return
+    yield "  planned from declared facts, so nothing is known of what is cached:"
+    for text in plan.declared.values():
+        yield f"    {text}"
+    source = "--rate"
+    if rate is None and prepared.out.joinpath("store.json").exists():
+        from bpcbench.store.store import Store
+
+        found = measured_rate(prepared.registry, Store.open(prepared.out, create=False), prepared.data)
+        if found is not None:
+            rate = found.operations
+            source = f"measured: the median of {found.coresets} coresets of this store, on {found.device}"
+    total = size = 0.0
+    for kind in ("prerequisite", "coreset", "predict"):
+        costs = estimate(plan.stages, kind)
+        if not costs.stages:
+            continue
+        total, size = total + costs.operations, size + costs.bytes
+        hours = "" if rate is None else f", {costs.operations / rate / 3600:,.1f} h"
+        unknown = f"; {costs.unknown:,} of {costs.stages:,} stages state none" if costs.unknown else ""
+        yield f"  {kind:<12} {costs.operations:.2e} operations{hours}, {spell_bytes(costs.bytes)}{unknown}"
+    if rate is None:
+        hours = "hours: give --rate OPERATIONS_PER_SECOND, or a store (--out) with coresets of its own"
+    else:
+        hours = f"{total / rate / 3600:,.1f} h one after the other at {rate:.1e} operations per second ({source})"
+    yield f"  in all       {total:.2e} operations, {spell_bytes(size)}; {hours}"
+    yield "  operations: convolutions and matrix products of networks, a gradient step as three forward passes"
+
+
 def _as_json(planned: PlannedStage) -> dict[str, object]:
     return {
         "kind": planned.kind,
@@ -182,6 +231,7 @@ def _as_json(planned: PlannedStage) -> dict[str, object]:
         "status": planned.status,
         "seconds": planned.seconds,
         "bytes": planned.bytes,
+        "operations": planned.operations,
     }
 
 

@@ -74,8 +74,13 @@ def _load(dataset: Dataset, root: Path, split: str, *, holdout: bool) -> Split:
 
 def check_split(dataset: Dataset, root: Path, split: str) -> Facts:
     """Return the facts of a data set; raise UserError if it lacks the split. `validation` is part of train."""
+    return with_split(dataset, dataset.facts(root), split)
+
+
+def with_split(dataset: Dataset, facts: Facts, split: str) -> Facts:
+    """Return facts with the data set's name and options; raise UserError if they lack the split."""
     options = {name: value for name, value in describe(dataset).items() if name != "plugin"}
-    facts = dataclasses.replace(dataset.facts(root), name=dataset.name, options=options)
+    facts = dataclasses.replace(facts, name=dataset.name, options=options)
     if (TRAIN if split == VALIDATION else split) not in facts.sizes:
         allowed = [*facts.sizes, *([VALIDATION] if TRAIN in facts.sizes else [])]
         raise UserError(f"data set {dataset.name}: {unknown('split', split, allowed)}")
@@ -89,9 +94,8 @@ def training_data(dataset: Dataset, root: Path, *, holdout: bool) -> Data:
     return Data(dataclasses.replace(facts, sizes={**facts.sizes, TRAIN: len(train)}), train)
 
 
-def planning_facts(dataset: Dataset, root: Path, *, holdout: bool) -> Facts:
+def planning_facts(facts: Facts, *, holdout: bool) -> Facts:
     """Return the facts as a plan needs them, without reading labels; sizes after a holdout are rounded."""
-    facts = check_split(dataset, root, TRAIN)
     if not holdout:
         return facts
     train = facts.sizes[TRAIN] - split_size(facts, VALIDATION)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bpcbench.api import Dataset, Evaluator
 from bpcbench.data.conversion import VERSION as CONVERSION
 from bpcbench.data.conversion import conversion
-from bpcbench.data.splits import VALIDATION, check_split, planning_facts, split_size
+from bpcbench.data.splits import TRAIN, VALIDATION, planning_facts, split_size
 from bpcbench.errors import MissingData, PluginError, UserError
 from bpcbench.planning.lookup import Lookup
+from bpcbench.planning.sources import Sources
 from bpcbench.planning.stages import SplitUse, TrainingData
 from bpcbench.records import Facts, SplitRef
 from bpcbench.store.address import digest
@@ -34,19 +34,18 @@ class ResolvedDataset:
     splits: Mapping[str, Sequence[SplitUse]]
     union: Mapping[str, SplitUse]
     missing: Mapping[str, str]
+    images: Mapping[str, int]
+    """How many images each split of `union` has, by its member."""
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
-def resolve_dataset(
-    lookup: Lookup, suite: Suite, data: Path, dataset: Dataset, *, unverified: bool = False
-) -> ResolvedDataset:
+def resolve_dataset(lookup: Lookup, suite: Suite, sources: Sources, dataset: Dataset) -> ResolvedDataset:
     """Resolve a data set without reading its images; raise MissingData if its files are absent."""
     holdout = suite.split == VALIDATION
-    facts = planning_facts(dataset, data, holdout=holdout)
-    _admit(dataset, facts, data, unverified)
-    training = TrainingData(lookup.spec(dataset), dataset.fingerprint(data, "train"), holdout)
-    requested = _RequestedSplits(lookup, suite, data, dataset, facts.shape, unverified)
+    facts = planning_facts(sources.facts(dataset, TRAIN), holdout=holdout)
+    training = TrainingData(lookup.spec(dataset), sources.fingerprint(dataset, TRAIN), holdout)
+    requested = _RequestedSplits(lookup, suite, sources, dataset, facts.shape)
     splits: dict[str, Sequence[SplitUse]] = {}
     missing: dict[str, str] = {}
     for name, evaluator in suite.evaluators.items():
@@ -56,17 +55,9 @@ def resolve_dataset(
             missing[name] = str(error)
     union = {split.member: split for group in splits.values() for split in group}
     notes = tuple(dict.fromkeys((*facts.marks, *requested.notes)))
-    return ResolvedDataset(dataset, facts, training, splits, union, missing, notes, tuple(requested.left_out))
-
-
-def _admit(dataset: Dataset, facts: Facts, data: Path, unverified: bool) -> None:
-    """Raise UserError for content that is not official, unless the caller admits it."""
-    if not facts.official and not unverified:
-        why = dataset.differs(data) or "its facts say so"
-        raise UserError(
-            f"data set {dataset.name} is not the official one: {why}. To use it all the same, marked 'subset' in "
-            f"every table, add --unverified (unverified=True in Python)"
-        )
+    return ResolvedDataset(
+        dataset, facts, training, splits, union, missing, requested.images, notes, tuple(requested.left_out)
+    )
 
 
 def _wanted(evaluator: Evaluator, facts: Facts) -> Sequence[SplitRef]:
@@ -80,15 +71,25 @@ class _RequestedSplits:
     """The splits that evaluators ask for, for one data set, and the notes that come with them."""
 
     def __init__(
-        self, lookup: Lookup, suite: Suite, data: Path, own: Dataset, shape: tuple[int, int, int], unverified: bool
+        self, lookup: Lookup, suite: Suite, sources: Sources, own: Dataset, shape: tuple[int, int, int]
     ) -> None:
-        self.lookup, self.suite, self.data, self.own, self.shape = lookup, suite, data, own, shape
-        self.unverified = unverified
+        self.lookup, self.suite, self.sources, self.own, self.shape = lookup, suite, sources, own, shape
         self.notes: list[str] = []
+        self.images: dict[str, int] = {}
         self.left_out: list[str] = []
 
     def splits(self, evaluator: str, wanted: Sequence[SplitRef]) -> list[SplitUse]:
         """Return the splits of one evaluator; raise MissingData if it cannot do without one that is absent."""
+        if self.own.name in self.sources.stand_ins:
+            return self._splits(evaluator, [replace(ref, optional=False) for ref in wanted])
+        try:
+            return self._splits(evaluator, wanted)
+        except MissingData:
+            if not self.sources.declare:
+                raise
+            return self._splits(evaluator, [replace(ref, optional=False) for ref in wanted])
+
+    def _splits(self, evaluator: str, wanted: Sequence[SplitRef]) -> list[SplitUse]:
         used: dict[SplitRef, SplitUse] = {}
         notes: list[str] = []
         reasons: list[str] = []
@@ -123,10 +124,9 @@ class _RequestedSplits:
                 f"while settings are chosen on the validation split no test split may be predicted, and an evaluator "
                 f"asks for {split!r} of {dataset.name}; leave it out"
             )
-        facts = check_split(dataset, self.data, split)
-        _admit(dataset, facts, self.data, self.unverified)
+        facts = self.sources.facts(dataset, split, optional=wanted.optional)
         spec = self.lookup.spec(dataset)
-        fingerprint = dataset.fingerprint(self.data, "train" if split == VALIDATION else split)
+        fingerprint = self.sources.fingerprint(dataset, TRAIN if split == VALIDATION else split)
         content: dict[str, Any] = {"dataset": spec.digest, "split": split, "fingerprint": fingerprint}
         foreign = spec.digest != self.lookup.spec(self.own).digest
         notes, label = list(facts.marks) if foreign else [], split
@@ -141,5 +141,6 @@ class _RequestedSplits:
             label = f"{split}-{count}"
             notes.append(f"{count:,} of {size:,} images" if foreign else f"{count:,} of {size:,} {split} images")
         member = f"{dataset.name}/{label}~{digest(content)[:8]}"
+        self.images[member] = size if examples is None else examples
         use = SplitUse(member, spec, split, fingerprint, wanted, examples, shape)
         return use, [f"{dataset.name}: {note}" if foreign else note for note in notes]

@@ -14,7 +14,8 @@ from bpcbench.planning.cells import Cell, Snapshots, cells
 from bpcbench.planning.datasets import ResolvedDataset, resolve_dataset
 from bpcbench.planning.lookup import Lookup
 from bpcbench.planning.planner import PlannedStage, Planner
-from bpcbench.planning.status import demand
+from bpcbench.planning.sources import Sources
+from bpcbench.planning.status import demand, without_data
 from bpcbench.registry.discovery import Registry
 from bpcbench.store.store import Store
 from bpcbench.suite.model import Suite
@@ -34,6 +35,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What evaluators do without, and why."""
     datasets: Mapping[str, ResolvedDataset] = field(default_factory=dict)
+    declared: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong with data of which only declared facts are known, by the name of the data set."""
 
     def __repr__(self) -> str:
         cells = sum(not cell.skipped for cell in self.cells)
@@ -76,14 +79,17 @@ def make(
     unverified: bool = False,
     recompute: Iterable[str] = (),
     snapshots: Snapshots | None = None,
+    declare: bool = False,
 ) -> Plan:
     """Return the plan of a suite; raise Mistakes if data are missing (unless skipped) or nothing is left to do.
 
     Data that are not the official ones are refused unless `unverified` says that they may be used. With `snapshots`,
-    which says at which steps each coreset was kept, these are evaluated too.
+    which says at which steps each coreset was kept, these are evaluated too. With `declare`, what data sets declare of
+    themselves stands in for data that are absent or refused: such a plan cannot be run.
     """
     try:
-        return _make(registry, suite, store, data, skip_missing, unverified, set(recompute), snapshots)
+        sources = Sources(Lookup(registry), data, unverified, declare)
+        return _make(registry, suite, store, sources, skip_missing, set(recompute), snapshots)
     except (BpcbenchError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -97,18 +103,17 @@ def _make(
     registry: Registry,
     suite: Suite,
     store: Store | None,
-    data: Path,
+    sources: Sources,
     skip_missing: bool,
-    unverified: bool,
     recompute: set[str],
     snapshots: Snapshots | None,
 ) -> Plan:
-    lookup = Lookup(registry)
+    lookup = sources.lookup
     datasets: dict[str, ResolvedDataset | str] = {}
     missing: dict[str, str] = {}
     for label, plugin in suite.datasets.items():
         try:
-            dataset = datasets[label] = resolve_dataset(lookup, suite, data, plugin, unverified=unverified)
+            dataset = datasets[label] = resolve_dataset(lookup, suite, sources, plugin)
         except MissingData as error:
             datasets[label] = missing[f"datasets.{label}"] = str(error)
         else:
@@ -124,6 +129,8 @@ def _make(
         raise UserError(f"{suite.name}: the grid is empty: {reasons}")
     wanted = (address.stage for cell in grid for address in cell.scores.values())
     stages = demand(registry, planner.stages, wanted, store, recompute, planner.expected)
+    if sources.stand_ins:
+        stages = without_data(stages, planner.operations, planner.sizes)
     resolved = {label: one for label, one in datasets.items() if isinstance(one, ResolvedDataset)}
     notes = dict.fromkeys(note for one in resolved.values() for note in one.left_out)
-    return Plan(suite, grid, tuple(stages), missing, tuple(notes), resolved)
+    return Plan(suite, grid, tuple(stages), missing, tuple(notes), resolved, sources.stand_ins)

@@ -5,6 +5,7 @@ Labels, the order of the suite and options that are not keyed have no influence 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,11 +28,14 @@ from bpcbench.planning.stages import (
     SplitUse,
     Stage,
 )
-from bpcbench.records import FINAL, Kind, Need, Offer, Resources
+from bpcbench.records import FINAL, Facts, Kind, Need, Offer, Resources
 from bpcbench.store.address import Address, digest
 from bpcbench.suite.model import Suite
 
-PlanStatus = Literal["cached", "cached (code changed)", "to do"]
+_NUMBER = 4
+"""Bytes of a float32."""
+PlanStatus = Literal["cached", "cached (code changed)", "to do", "no data"]
+"""`no data`: a stage on data that are not there, of which nothing can be said but what it would cost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +56,8 @@ class PlannedStage:
     again: bool = False
     seconds: float | None = None
     bytes: float | None = None
+    operations: float | None = None
+    """Floating-point operations by the plugins' formulas; computed for stages without data."""
 
     @property
     def id(self) -> str:
@@ -73,6 +79,10 @@ class Planner:
         self.stages: dict[str, PlannedStage] = {}
         self.expected: dict[str, Callable[[], int | None]] = {}
         """How large a stage's result will be, by its family, where a plugin may know."""
+        self.operations: dict[str, Callable[[], float | None]] = {}
+        """How many floating-point operations a stage takes, by its id, where a plugin may know."""
+        self.sizes: dict[str, int] = {}
+        """How many bytes the arrays of coresets and predictions have, by the id of the stage."""
         self._memo: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
     def once(self, compute: Callable[..., Any], *arguments: Any) -> Any:
@@ -89,6 +99,7 @@ class Planner:
         stage = PrerequisiteStage(spec, dataset.training, None, {}, self.suite.precision)
         family = digest([spec.digest, dataset.training.digest])
         self.expected[family] = partial(preprocessing.expected_bytes, dataset.facts)
+        self.operations[stage.id] = partial(preprocessing.operations, dataset.facts)
         label = f"{dataset.plugin.name} {preprocessing.name}"
         self._add(stage, label, preprocessing, family, preprocessing.resources)
         return Fitted(spec, stage.addresses[0])
@@ -109,6 +120,8 @@ class Planner:
             seed if method.uses_seed else None,
         )
         family = digest([spec.digest, dataset.training.digest, self.suite.precision, stage.ipc])
+        self.operations[stage.id] = partial(method.operations, dataset.facts, ipc)
+        self.sizes[stage.id] = _coreset_bytes(dataset.facts, stage.ipc)
         self._add(stage, label, method, family, method.resources)
         return stage
 
@@ -138,6 +151,13 @@ class Planner:
         )
         made_by = self.stages[coresets[0].stage].family
         family = self.once(_family, made_by, fit.spec.digest, net.spec.digest, len(splits))
+        made = self.stages[coresets[0].stage]
+        assert isinstance(made.stage, CoresetStage)
+        ipc = made.stage.ipc or dataset.facts.sizes["train"] // dataset.facts.classes
+        images = sum(dataset.images[split.member] for split in splits.values())
+        offer = Offer(dataset.facts, ipc, made.plugin, "class", network)
+        self.operations[stage.id] = partial(inference.operations, offer, images)
+        self.sizes[stage.id] = _NUMBER * images * dataset.facts.classes
         known = self.stages.get(stage.id)
         if known is not None:
             planned = known.stage
@@ -220,6 +240,7 @@ class Planner:
                 stage = PrerequisiteStage(spec, dataset.training, transform, inputs, self.suite.precision, member)
                 label = f"{dataset.plugin.name} {plugin.name}" + (f" {member}" if member != FINAL else "")
                 self._add(stage, label, plugin, family, plugin.resources)
+                self.operations[stage.id] = partial(plugin.operations, dataset.facts)
                 addresses.append(stage.addresses[0])
             roles[role] = RoleInput(spec, tuple(addresses))
         return roles
@@ -229,6 +250,12 @@ class Planner:
 
     def _evaluator_roles(self, dataset: ResolvedDataset, evaluator: Evaluator, transform: Fitted) -> Roles:
         return self._roles(dataset, evaluator.prerequisites(dataset.facts), transform)
+
+
+def _coreset_bytes(facts: Facts, ipc: int | None) -> int:
+    """Return the size of images and a target vector for each."""
+    rows = facts.sizes["train"] if ipc is None else ipc * facts.classes
+    return _NUMBER * rows * (math.prod(facts.shape) + facts.classes)
 
 
 def _family(*parts: str | int) -> str:

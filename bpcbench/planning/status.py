@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from bpcbench.planning.planner import PlannedStage, PlanStatus
+from bpcbench.planning.sources import DECLARED
 from bpcbench.planning.stages import Stage
 from bpcbench.registry.discovery import Registry
 from bpcbench.registry.source import code_hash
@@ -69,6 +70,32 @@ def demand(
             bytes=statistics.median(size for _, size in past) if past else sizes[planned.family],
         )
     return [planned for planned in done.values() if planned is not None]
+
+
+def without_data(
+    stages: Iterable[PlannedStage], operations: Mapping[str, Callable[[], float | None]], sizes: Mapping[str, int]
+) -> list[PlannedStage]:
+    """Return stages, inputs first, with those on data that are not there marked `no data` and their costs computed.
+
+    Costs are by formula: past timings are of other data. Equal formulas are computed once.
+    """
+    without: set[str] = set()
+    marked = []
+    for planned in stages:
+        stage = planned.stage
+        own = [getattr(stage, "data", None), *getattr(stage, "splits", ())]
+        if any(one is not None and one.fingerprint == DECLARED for one in own) or without & set(stage.needs):
+            without.add(planned.id)
+            known = operations.get(planned.id)
+            planned = replace(
+                planned,
+                status="no data",
+                seconds=None,
+                bytes=planned.bytes if planned.kind == "prerequisite" else sizes.get(planned.id, planned.bytes),
+                operations=known and known(),
+            )
+        marked.append(planned)
+    return marked
 
 
 def _status(registry: Registry, stage: Stage, store: Store) -> PlanStatus:

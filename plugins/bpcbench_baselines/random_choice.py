@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bpcbench.api import Context
-from bpcbench.records import Coreset, Data, Inputs
+from bpcbench.records import Coreset, Data, Facts, Inputs
 from bpcbench.sampling import per_class
 from bpcbench_baselines.selection import Baseline, real_images, rows_by_class
 
@@ -20,6 +20,10 @@ class RandomChoice(Baseline):
     """
 
     name: ClassVar[str] = "random"
+
+    def operations(self, facts: Facts, ipc: int) -> float:
+        """Return 0: images are only copied."""
+        return 0.0
 
     def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the drawn images, ordered by class."""

@@ -47,6 +47,10 @@ class Contrastive(TrajectoryMethod):
         """Return 0 for the preset clean, which uses only the start of the window."""
         return self.ahead if self.official else 0
 
+    def passes(self) -> int:
+        """Return the steps of the chain and both samples."""
+        return self.inner_steps + 2
+
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient above."""
         import torch

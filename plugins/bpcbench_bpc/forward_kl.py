@@ -38,6 +38,10 @@ class ForwardKL(TrajectoryMethod):
         if self.sigma < 0 or self.draws < 1 or self.chunk < 1:
             raise ValueError("sigma must not be negative, draws and chunk must be at least 1")
 
+    def passes(self) -> int:
+        """Return the steps of the inner SGD and the draws around either end."""
+        return self.inner_steps + 2 * self.draws
+
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient above."""
         import torch

@@ -74,6 +74,10 @@ class FunctionSpace(TrajectoryMethod):
         """Return the batch size of the variant `real`; the other variant needs no real images."""
         return self.batch if self.variant == "real" else 0
 
+    def passes(self) -> int:
+        """Return the steps of the inner SGD and the points of either side."""
+        return self.inner_steps + 2 * self.points
+
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient of L, or of the KL of the variant `real`."""
         import torch

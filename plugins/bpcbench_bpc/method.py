@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from bpcbench.api import Context, Method, Network, Prerequisite, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs, Native, Need, Ref
 from bpcbench_bpc.trajectories import Trajectories, augmentation_for
+from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
 if TYPE_CHECKING:
@@ -133,6 +134,21 @@ class TrajectoryMethod(Method):
         if self.network.framework != "torch":
             return f"{self.name} trains torch networks, but {self.network.name} is a {self.network.framework} network"
         return self.network.skip(facts)
+
+    def operations(self, facts: Facts, ipc: int) -> float | None:
+        """Return steps * F * (3 rows * passes + real_passes * batch), F being one image's forward pass."""
+        one = self.network.operations(facts.shape, facts.classes)
+        if one is None:
+            return None
+        return self.updates() * one * (STEP * ipc * facts.classes * self.passes() + self.real_passes())
+
+    def passes(self) -> int:
+        """Return how often a step passes the coreset through a network, forward and backward."""
+        return self.inner_steps
+
+    def real_passes(self) -> int:
+        """Return how many real images a step passes through networks, forward."""
+        return self.batch_used()
 
     def notes(self) -> tuple[str, ...]:
         """Mark results of the preset official."""

@@ -58,6 +58,14 @@ class ReverseKL(TrajectoryMethod):
         """Return the number of real images per iteration."""
         return self.batch
 
+    def passes(self) -> int:
+        """Return the steps of the inner SGD and the draws."""
+        return self.inner_steps + self.draws
+
+    def real_passes(self) -> int:
+        """Return a batch for each draw."""
+        return self.draws * self.batch
+
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient above."""
         import torch

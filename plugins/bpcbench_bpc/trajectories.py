@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Network, Prerequisite, option, refers
 from bpcbench.records import Arrays, Data, Facts, Inputs, Need, Resources
+from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
 _BYTES = {"float32": 4, "float16": 2}
@@ -88,6 +89,11 @@ class Trajectories(Prerequisite):
     def expected_bytes(self, facts: Facts) -> int:
         """Return the size of one expert: parameters times snapshots times bytes per number."""
         return self.parameters(facts) * len(self.snapshots) * _BYTES[self.dtype]
+
+    def operations(self, facts: Facts) -> float | None:
+        """Return epochs * n * 3 F for one expert, F being one image's forward pass."""
+        one = self.network.operations(facts.shape, facts.classes)
+        return None if one is None else STEP * self.epochs * facts.sizes["train"] * one
 
     def make(self, data: Data, inputs: Inputs, ctx: Context, member: str) -> Arrays:
         """Train one expert."""

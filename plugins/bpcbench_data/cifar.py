@@ -37,6 +37,10 @@ class CIFAR(ConvertedDataset):
     """The key of the class names in the meta file, and the key of the labels in the other files."""
     classes: ClassVar[int]
 
+    def declared(self) -> Facts:
+        """Return the facts of the official data."""
+        return Facts(shape=_SHAPE, classes=self.classes, sizes={"train": 50_000, "test": 10_000})
+
     def facts(self, root: Path) -> Facts:
         """Return the facts, from the meta file and the shapes declared in the other files."""
         path = self._path(root, self.meta)

@@ -50,6 +50,11 @@ class CIFAR10C(Dataset):
             if kind not in TYPES:
                 raise ValueError(unknown("type of corruption", kind, TYPES))
 
+    def declared(self) -> Facts:
+        """Return the facts of the official data."""
+        sizes = {f"{kind}-{severity}": _SIZE for kind in self.types for severity in SEVERITIES}
+        return Facts(shape=_SHAPE, classes=_CLASSES, sizes=sizes)
+
     def facts(self, root: Path) -> Facts:
         """Return the facts, from the released labels and from CIFAR-10; MissingData if neither is present."""
         files = _released(root)

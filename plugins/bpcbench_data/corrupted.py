@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,6 +41,11 @@ class Corrupted(ConvertedDataset):
     def __post_init__(self) -> None:
         if not 0 <= self.seed < _LIMIT:
             raise ValueError(f"seed must be at least 0 and below 2^32, got {self.seed}")
+
+    def declared(self) -> Facts | None:
+        """Return the facts of the corrupted official data, if those of the data themselves are declared."""
+        base = self.base.declared()
+        return base and replace(base, sizes=dict.fromkeys(SPLITS, base.sizes["test"]), notes=(*base.notes, GENERATED))
 
     def facts(self, root: Path) -> Facts:
         """Return the facts of the base, with one split per corruption and severity, marked `generated`."""

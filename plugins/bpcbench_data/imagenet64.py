@@ -39,6 +39,10 @@ class ImageNet64(ConvertedDataset):
         "P. Chrabaszcz, I. Loshchilov and F. Hutter, A Downsampled Variant of ImageNet, 2017"
     )
 
+    def declared(self) -> Facts:
+        """Return the facts of the official data."""
+        return Facts(shape=_SHAPE, classes=_CLASSES, sizes=dict(_SIZES))
+
     def facts(self, root: Path) -> Facts:
         """Return the facts, from the shapes declared in the files; the counts are cached."""
         present = [self.state(root, split) for split in _FILES]

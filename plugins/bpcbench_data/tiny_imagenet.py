@@ -41,6 +41,10 @@ class TinyImageNet(PictureDataset):
         ),
     )
 
+    def declared(self) -> Facts:
+        """Return the facts of the official data."""
+        return Facts(shape=(3, _SIDE, _SIDE), classes=_CLASSES, sizes={"train": _CLASSES * _PER_CLASS, "test": _TESTS})
+
     def facts(self, root: Path) -> Facts:
         """Return the facts, from the lists of names; the counts are cached until a folder changes."""
         counted = self._counted(root)

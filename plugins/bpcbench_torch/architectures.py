@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Network, option
 from bpcbench.records import Facts
+from bpcbench_torch.operations import forward
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,6 +105,10 @@ class Architecture(Network):
             + 2 * sum(channels for channels, _, _ in normed)
             + (self.feature_size(shape) + 1) * classes
         )
+
+    def operations(self, shape: tuple[int, int, int], classes: int) -> float | None:
+        """Return the operations of the forward pass of one image, as torch counts them."""
+        return forward(self, shape, classes)
 
     def build(self, shape: Shape, classes: int, seed: int) -> SeparableNet:
         """Return a network on the CPU, in training mode; its weights are a function of `seed` and the options."""

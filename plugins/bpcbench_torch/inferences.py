@@ -9,6 +9,7 @@ import numpy as np
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
+from bpcbench_torch.operations import STEP
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,13 @@ class _Trained(Inference):
         if offer.network.framework != "torch":
             return f"{self.name} trains torch networks, but {offer.network.name} is a {offer.network.framework} network"
         return None
+
+    def operations(self, offer: Offer, images: int) -> float | None:
+        """Return members * F * (3 steps * rows + images), F being one image's forward pass."""
+        one = offer.network.operations(offer.facts.shape, offer.facts.classes)
+        rows = offer.ipc * offer.facts.classes
+        each = STEP * self.steps * min(rows, self.batch_size) + images
+        return None if one is None else len(self.seeds(0)) * one * each
 
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of newly trained networks, each trained in its own loop."""

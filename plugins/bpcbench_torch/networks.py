@@ -76,6 +76,17 @@ class ConvNetwork(Network):
             + (filters[-1] * math.prod(sides) + 1) * classes
         )
 
+    def operations(self, shape: tuple[int, int, int], classes: int) -> float | None:
+        """Count two per weight and pixel of the convolutions, whose blocks halve the sides, and of the head."""
+        depth = self.blocks(shape)
+        filters = [self.width * self.growth**block for block in range(depth)]
+        sides = [32, 32] if shape[1:] == (28, 28) else list(shape[1:])
+        total = 0
+        for before, after in zip([shape[0], *filters[:-1]], filters, strict=True):
+            total += 9 * before * after * math.prod(sides)
+            sides = [side // 2 for side in sides]
+        return 2.0 * (total + filters[-1] * math.prod(sides) * classes)
+
     def build(self, shape: tuple[int, int, int], classes: int, seed: int) -> ConvNet:
         """Return a ConvNet on the CPU, in training mode; its weights are a function of `seed` and the options."""
         import torch

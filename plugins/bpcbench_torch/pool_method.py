@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Context, Method, Network, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs
+from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
 if TYPE_CHECKING:
@@ -93,6 +94,13 @@ class PoolMethod(Method):
         if self.network.framework != "torch":
             return f"{self.name} trains torch networks, but {self.network.name} is a {self.network.framework} network"
         return self.network.skip(facts)
+
+    def operations(self, facts: Facts, ipc: int) -> float | None:
+        """Return steps * F * (batch + 3 rows + 3 min(rows, pool_rows)), F being one image's forward pass."""
+        one, rows = self.network.operations(facts.shape, facts.classes), ipc * facts.classes
+        if one is None:
+            return None
+        return self.steps * one * (self.batch + STEP * rows + STEP * min(rows, self.pool_rows))
 
     def scalars(self, rows: int) -> dict[str, float]:
         """Return the scalars of the recipe, which inferences read."""

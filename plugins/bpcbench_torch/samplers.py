@@ -13,6 +13,7 @@ import numpy as np
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
 from bpcbench_torch.inferences import Ensemble
+from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
 if TYPE_CHECKING:
@@ -158,6 +159,12 @@ class SGHMCInference(Sampler):
 
     def rows(self, count: int) -> int:
         return min(count, self.batch_size)
+
+    def operations(self, offer: Offer, images: int) -> float | None:
+        """Return chains * F * (3 steps * rows + samples * images), F being one image's forward pass."""
+        one = offer.network.operations(offer.facts.shape, offer.facts.classes)
+        rows, steps = self.rows(offer.ipc * offer.facts.classes), self.burn + self.samples * self.thin
+        return None if one is None else self.chains * one * (STEP * steps * rows + self.samples * images)
 
     def augmentation_used(self) -> str:
         return self.augmentation

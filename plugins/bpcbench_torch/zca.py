@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from bpcbench.api import Context, Preprocessing, option
-from bpcbench.records import Array, Arrays, Data
+from bpcbench.records import Array, Arrays, Data, Facts
 from bpcbench_torch.preprocessing import Standardize, check_constants
 
 _CHUNK = 2048
@@ -47,6 +47,11 @@ class ZCA(Preprocessing):
         if not 0.0 < self.regularisation < math.inf:
             raise ValueError(f"regularisation must be positive, got {self.regularisation}")
         check_constants(self.mean, self.std)
+
+    def operations(self, facts: Facts) -> float | None:
+        """Return 2 n d^2 for the covariance and 9 d^3 for its eigenvectors, d being the numbers of an image."""
+        size = float(math.prod(facts.shape))
+        return 2 * facts.sizes["train"] * size**2 + 9 * size**3
 
     def fit(self, data: Data, ctx: Context) -> Arrays:
         """Return `mean` and `std` per channel and, if there is whitening, `centre` (d,), `whiten`, `colour` (d, d)."""

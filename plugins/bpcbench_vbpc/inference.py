@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
+from bpcbench_torch.operations import STEP
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ class VariationalInference(Inference):
         if offer.network.framework != "torch":
             return f"{self.name} trains torch networks, but {offer.network.name} is a {offer.network.framework} network"
         return None
+
+    def operations(self, offer: Offer, images: int) -> float | None:
+        """Return F * (3 steps * rows + images), F being one image's forward pass."""
+        one = offer.network.operations(offer.facts.shape, offer.facts.classes)
+        rows = offer.ipc * offer.facts.classes
+        return None if one is None else one * (STEP * self.steps * min(rows, self.rows) + images)
 
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of a newly trained network with its last layer's posterior."""

@@ -80,6 +80,11 @@ class VBPC(PoolMethod):
         one, two = (self.network.parameters(facts.shape, classes) for classes in (1, 2))
         return None if one is None or two is None else two - one - 1
 
+    def operations(self, facts: Facts, ipc: int) -> float | None:
+        """Return those of the networks; `naive` adds 8 h^3 per step for V and its gradient."""
+        known, width = super().operations(facts, ipc), self._width(facts)
+        return known + 8 * self.steps * float(width) ** 3 if known and width and self.naive else known
+
     def native(self, facts: Facts, ipc: int) -> Native:
         """Return the variational inference of the paper, with the network of the pool."""
         options = {"steps": self.evaluation_steps, "augmentation": self.augmentation_used()}

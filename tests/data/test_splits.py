@@ -77,7 +77,7 @@ def test_methods_are_told_what_they_get() -> None:
     assert (len(whole.train), whole.facts.sizes["train"]) == (400, 400)
     assert (len(less.train), less.facts.sizes["train"]) == (360, 360)
     for holdout, size in ((False, 400), (True, 360)):
-        assert planning_facts(Numbered(), ROOT, holdout=holdout).sizes == {"train": size, "test": 30}
+        assert planning_facts(Numbered().facts(ROOT), holdout=holdout).sizes == {"train": size, "test": 30}
 
 
 def test_unknown_splits_are_refused_with_what_there_is() -> None:
@@ -108,7 +108,7 @@ def test_a_data_set_without_train_can_be_evaluated_but_not_distilled() -> None:
     assert len(load_split(OnlyTest(), ROOT, "test")) == 30
     message = r"data set test-only: unknown split 'train' \(allowed: test\)"
     with pytest.raises(UserError, match=message):
-        planning_facts(OnlyTest(), ROOT, holdout=False)
+        check_split(OnlyTest(), ROOT, "train")
     with pytest.raises(UserError, match="unknown split 'validation'"):
         load_split(OnlyTest(), ROOT, VALIDATION)
 

@@ -184,3 +184,12 @@ def test_normalisations_have_their_epsilons() -> None:
         norms = [layer for layer in network.build((1, 28, 28), 10, 0).norms if not isinstance(layer, nn.Identity)]
         assert norms
         assert {layer.eps for layer in norms} == {eps}
+
+
+@pytest.mark.parametrize("options", [{}, {"growth": 1, "depth": 2}, {"order": "conv-first"}])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 48)])
+def test_operations_of_a_forward_pass_are_those_that_torch_counts(options, shape):
+    from bpcbench_torch.operations import forward
+
+    for network in (ConvBN(width=4, **options), ConvNN(width=3, **options)):
+        assert network.operations(shape, 7) == forward(network, shape, 7)
