@@ -8,7 +8,7 @@ Data sets, methods and metrics of the file have the names of our plugins. Which 
 - `cifar10c`: the same cells, metrics `CORRUPTION/acc` and `CORRUPTION/nll`, means over severities.
 - `ood_detection`: the same cells, metrics `SET/auroc` and so on by the evaluator's default score; the paper does not
   say by which score it detects.
-- `cross_inference`: FRePo and the baselines under `vi`, VBPC under `frepo`, with `conv-bn`.
+- `cross_inference`: FRePo, RCIG and the baselines under `vi`, VBPC under `frepo`, with `conv-bn`.
 - `architecture`: coresets learned with `conv-bn` under their own inference and another network; AlexNet, ResNet-18 and
   VGG-11 in the form of FRePo's code, which the paper builds on but does not state.
 - `cost_training`, `cost_inference`: the methods of the main table; experts are `prep s`, training is `distil s`, and
@@ -17,13 +17,14 @@ Data sets, methods and metrics of the file have the names of our plugins. Which 
 - `ablation_*`: VBPC with one of its options changed, or one of the inference's for `ablation_eval_steps`.
 
 The paper does not say by which formula its NLLs were computed, so `nll` and `nll_batch128` both stand beside them. It
-says that all methods have BatchNorm and that the baselines' official code was used, which has instance norm. Its table
+says that all methods have BatchNorm and that the baselines' official code was used, which has instance norm; RCIG's has
+none, so its numbers stand beside coresets learned with `conv-bn` and with `conv-nn`. Its table
 of architectures repeats the main numbers of the baselines under Conv-BN. The main numbers therefore match both:
 paper/main and paper/main-native.
 
 Derived columns are not stored: the drops of `cross_inference` are differences (`report --against-inference`).
 
-Without an equivalent here, and so never shown: RCIG; `random` of `large`, whose inference is not stated; `continual`.
+Without an equivalent here, and so never shown: `random` of `large`, whose inference is not stated; `continual`.
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ _MEMORY = {
 _OWN_INFERENCE = {
     "vbpc": "vi",
     "frepo": "frepo",
+    "rcig": "rcig",
     **dict.fromkeys(("bpc-rkl", "bpc-fkl", "bpc-cd", "fbpc"), "sghmc"),
 }
+_LEARNED_WITH = {"vbpc": ("conv-bn",), "frepo": ("conv-bn",), "rcig": ("conv-bn", "conv-nn")}
+"""The networks that coresets of the main table are learned with; those of the others: conv-bn, conv-in."""
 _SETTINGS: Mapping[str, Any] = {"init": "real", "optimiser": "adam", "learn_labels": True, "noise": True}
 """VBPC as in the main table; every ablation of the first kind changes one of these."""
 _PRECISIONS: Mapping[str, Any] = {**_SETTINGS, "updates": 100, "gamma": 100.0, "rho": 10.0}
@@ -177,7 +181,7 @@ def _at(
 
 def _own(method: str) -> Iterator[PublishedPattern]:
     """Yield a method under its own inference, with the network that its coresets are learned with."""
-    for network in ("conv-bn",) if method in ("vbpc", "frepo") else ("conv-bn", "conv-in"):
+    for network in _LEARNED_WITH.get(method, ("conv-bn", "conv-in")):
         options = _learned_with(network, method)
         yield PublishedPattern(None, method, _OWN_INFERENCE[method], network, method_options=options)
     if method == "frepo":
@@ -188,7 +192,7 @@ def _learned_with(network: str, method: str) -> Mapping[str, Any]:
     learner = {"network": {"plugin": network}}
     if method == "vbpc":
         return {**learner, **_SETTINGS}
-    return learner if method == "frepo" else {"trajectories": learner}
+    return learner if method in ("frepo", "rcig") else {"trajectories": learner}
 
 
 def _ablation(options: Mapping[str, Any], steps: int | None = None) -> PublishedPattern:
