@@ -163,6 +163,9 @@ def parser() -> argparse.ArgumentParser:
     sync.set_defaults(run="tracking:sync")
 
     doctor = commands.add_parser("doctor", help="versions, device, threads, locks, plugins, data sets, MLflow")
+    doctor.add_argument("--engine", metavar="NAME|SUITE", help="also run a tiny job on an engine, or on a suite's")
+    doctor.add_argument("--gpus", type=float, default=0.0, metavar="N", help="GPUs that the job asks for (default: 0)")
+    doctor.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="wait so long for it (300)")
     doctor.set_defaults(run="upkeep:doctor")
 
     export = _coreset_commands(commands)

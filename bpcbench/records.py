@@ -22,8 +22,8 @@ Arrays = Mapping[str, Array]
 Convention = Literal["class", "probabilities", "centred"]
 """How targets are read: class numbers; rows that sum to one; or real rows such as one-hot minus 1/k, unbounded."""
 
-Kind = Literal["prerequisite", "coreset", "predict", "score"]
-"""The kinds of stages."""
+Kind = Literal["prerequisite", "coreset", "predict", "score", "examination"]
+"""The kinds of stages; an examination is none: its worker says what it sees, for `bpcbench doctor`."""
 Status = Literal["done", "cached", "busy", "failed", "skipped", "stopped"]
 """How a stage ends: computed here; computed by another process; still under way there; ..."""
 Direction = Literal["higher", "lower"]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bpcbench.api import Engine
     from bpcbench.planning.cells import Snapshots
     from bpcbench.planning.plan import Plan
     from bpcbench.records import Coreset, StoredCoreset, Transform
@@ -109,6 +110,10 @@ class Session:
         """
         registry = _registry()
         return self._prepared(registry, *self._load(registry), declare=declare)
+
+    def engine(self) -> Engine | None:
+        """Return the engine that the suite names; data sets are not looked for."""
+        return self._load(_registry())[0].engine
 
     def run(self) -> RunResult:
         """Run the suite: what is cached is not run again, what fails fails alone. Return its results."""

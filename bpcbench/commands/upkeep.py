@@ -19,6 +19,7 @@ from bpcbench.text import spell_bytes
 def doctor(arguments: argparse.Namespace) -> int:
     """Print the state of the environment and the store; exit code 1 if something is broken."""
     from bpcbench.commands.data import examine
+    from bpcbench.commands.engines import examine_engine
 
     broken = False
     print("versions")
@@ -42,6 +43,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     print(f"store {Path(arguments.out).absolute()}")
     problem, lines = _examine(Path(arguments.out))
     print("\n".join(f"  {line}" for line in lines))
+    if arguments.engine:
+        problem |= not examine_engine(arguments.engine, Path(arguments.out).absolute(), data, arguments)
     return 1 if broken or problem else 0
 
 

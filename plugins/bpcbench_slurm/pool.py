@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -37,7 +38,8 @@ _REASONS = {
     "PREEMPTED": "it was preempted and not requeued",
     "TIMEOUT": "it reached its time limit before it could write a checkpoint (option time of the engine)",
 }
-_HELD = frozenset({"launch_failed_requeued_held", "JobHoldMaxRequeue"})
+_HELD = re.compile(r"launch[ _]failed[ _]requeued[ _]held|JobHoldMaxRequeue", re.IGNORECASE)
+"""Why Slurm holds a job for good that it could not start."""
 _USUAL = frozenset({"None", "Priority", "Resources", "Dependency", "BeginTime", "(null)", "", "Cleaning", "Prolog"})
 """Reasons to wait that end by themselves."""
 Event = Started | Requeued | Ended
@@ -173,7 +175,9 @@ class SlurmPool:
             self._absent(name, attempt, now)
             return
         attempt.submitted, attempt.missing_since = True, None
-        if job.over or job.reason in _HELD:
+        if not job.over and _HELD.match(job.reason):
+            self._withdraw(name, job)
+        elif job.over:
             if attempt.over_since is None:
                 attempt.over_since = now
                 self._soon()
@@ -192,6 +196,17 @@ class SlurmPool:
                 self._tell(f"{attempt.task.kind} {attempt.task.label} was requeued by Slurm")
             if job.reason not in _USUAL:
                 self._tell(f"{attempt.task.kind} {attempt.task.label} waits: {job.reason}")
+
+    def _withdraw(self, name: str, job: Job) -> None:
+        """Cancel a job that Slurm could not start and would hold for ever; the stage gets another one."""
+        try:
+            self._controller.cancel([job.id])
+        except Away as away:
+            self._note_away(away)
+        else:
+            stopped = name in self._stopping | self._killing
+            reason = f"Slurm could not start its job {job.id} ({job.reason})"
+            self._ended(Ended(name, "stopped", "stopped") if stopped else Ended(name, "failed", reason, lost=True))
 
     def _absent(self, name: str, attempt: _Attempt, now: float) -> None:
         if name in self._stopping and not attempt.submitted:

@@ -1,33 +1,7 @@
-"""Clusters for the tests that want a real one: started once, on this machine alone."""
+"""Clusters for the tests that want a real one."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+from cluster_fixtures import ray_nodes, slurm, slurm_daemons
 
-import pytest
-import slurm_cluster
-
-
-@pytest.fixture(scope="session")
-def slurm_daemons() -> Iterator[slurm_cluster.Cluster]:
-    if reason := slurm_cluster.missing():
-        pytest.skip(reason)
-    # Not tmp_path: paths of sockets are short.
-    base = Path(tempfile.mkdtemp(prefix="bpc-slurm-"))
-    cluster = slurm_cluster.Cluster(base)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-        shutil.rmtree(base, ignore_errors=True)
-
-
-@pytest.fixture
-def slurm(slurm_daemons: slurm_cluster.Cluster) -> Iterator[slurm_cluster.Cluster]:
-    """A cluster without jobs."""
-    yield slurm_daemons
-    slurm_daemons.empty()
+__all__ = ["ray_nodes", "slurm", "slurm_daemons"]

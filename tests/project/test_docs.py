@@ -108,6 +108,16 @@ def test_the_suite_of_the_documentation_is_valid():
     assert "herding" not in suite.settings["digits", 1].methods
 
 
+def test_the_engines_of_the_documentation_are_valid():
+    head = {"protocol": 1, "datasets": ["digits"], "ipc": [1], "methods": ["random"]}
+    found = [block for block in blocks(ROOT / "docs" / "clusters.md", "yaml") if block.startswith("engine:")]
+    assert len(found) == 4
+    for block in found:
+        text = "\n".join(f"{key}: {value}" for key, value in head.items()).replace("'", "")
+        engine = validate(registry(), parse(f"{text}\n{block}", "docs/clusters.md")).engine
+        assert engine.name in block
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):

@@ -1,0 +1,144 @@
+"""Runs on a real Ray while things die: the same numbers in the end, and nothing that was finished is run twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray_cluster import Cluster
+from toy_runs import Toy, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_nodes"), pytest.mark.timeout(300)]
+
+METHODS = "{a: {plugin: toy-loop, steps: 60}, b: {plugin: toy-loop, steps: 61}}"
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[Toy]:
+    made = Toy(tmp_path / "toy").write(METHODS)
+    yield made
+    made.kill_all()
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What an undisturbed run on this machine alone gives."""
+    alone = Toy(tmp_path_factory.mktemp("alone")).write(METHODS)
+    alone.run()
+    return alone.results()
+
+
+def start(toy: Toy, engine: str = "ray", *, pace: float = 0.12) -> subprocess.Popen[str]:
+    return toy.start(f"engine={engine}", jobs=4, group=True, pace=pace)
+
+
+def both_loop(toy: Toy) -> None:
+    """Wait until both coresets have checkpoints."""
+    until(lambda: len({path.parent for path in toy.scratch("coreset*/*/checkpoint-*")}) >= 2, 100)
+
+
+def ended_well(toy: Toy, running: subprocess.Popen[str], wanted: dict[str, object]) -> None:
+    assert running.wait(200) == 0, toy.output()
+    assert toy.results() == wanted
+    assert len(toy.counted("fit")) == 2
+    assert not list((toy.out / "scratch" / "stages").iterdir())
+    assert not list((toy.out / "scratch" / "engines" / "ray").glob("*.json"))
+    assert "Traceback" not in toy.output()
+
+
+def resumed(toy: Toy) -> list[int]:
+    """Return the steps at which coresets were begun, those from the beginning left out."""
+    return [int(step) for _, step in toy.counted("from", "coreset") if int(step) > 0]
+
+
+def test_stopped_and_run_again(toy: Toy, wanted: dict[str, object]) -> None:
+    running = start(toy)
+    both_loop(toy)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(100) == 130, toy.output()
+    assert toy.all_gone(10)
+    assert len(list(toy.scratch("coreset*/*/checkpoint-*"))) == 2
+    ended_well(toy, start(toy, pace=0), wanted)
+    assert len(resumed(toy)) == 2
+
+
+def test_a_killed_worker_is_replaced_and_the_other_is_not_disturbed(toy: Toy, wanted: dict[str, object]) -> None:
+    running = start(toy)
+    both_loop(toy)
+    ((pid,),) = toy.counted("worker", 60)
+    os.kill(int(pid), signal.SIGKILL)
+    ended_well(toy, running, wanted)
+    assert toy.output().count("worker lost: coreset") == 1
+    assert len(resumed(toy)) == 1
+
+
+def test_a_killed_actor_takes_its_worker_with_it_but_not_the_work(toy: Toy, wanted: dict[str, object]) -> None:
+    running = start(toy)
+    both_loop(toy)
+    ((pid,),) = toy.counted("worker", 60)
+    actor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(actor, signal.SIGKILL)
+    ended_well(toy, running, wanted)
+    assert toy.output().count("worker lost: coreset") <= 1
+    assert len(resumed(toy)) == 1, "its worker has written a checkpoint when it was left alone"
+
+
+def test_a_killed_driver_is_replaced_and_adopts(toy: Toy, wanted: dict[str, object]) -> None:
+    running = start(toy)
+    both_loop(toy)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    ended_well(toy, start(toy), wanted)
+    assert toy.output().count("still running: coreset") == 2
+    assert len(toy.counted("from", "coreset")) == 2, "each coreset was begun once"
+
+
+def test_a_node_is_lost_while_its_workers_live_on(ray_nodes: Cluster, toy: Toy, wanted: dict[str, object]) -> None:
+    """The stages are started again elsewhere; the lease keeps the second workers from writing while the first do."""
+    running = start(toy, "{plugin: ray, overrides: {toy-loop: {resources: {second: 1}}}}", pace=0.15)
+    both_loop(toy)
+    ray_nodes.kill_node()
+    try:
+        until(lambda: toy.output().count("worker lost: coreset") == 2, 60)
+    finally:
+        ray_nodes.add_node()
+    ended_well(toy, running, wanted)
+    assert toy.output().count("worker lost: coreset") == 2
+
+
+def test_two_runs_share_the_work_and_one_does_not_stop_the_other(toy: Toy, wanted: dict[str, object]) -> None:
+    first = start(toy)
+    both_loop(toy)
+    second = start(toy)
+    until(lambda: toy.output().count("2 cells") >= 2)
+    second.send_signal(signal.SIGINT)
+    assert second.wait(60) == 130, toy.output()
+    ended_well(toy, first, wanted)
+    assert len(toy.counted("from", "coreset")) == 2
+
+
+def test_no_cluster_is_one_message(toy: Toy) -> None:
+    running = start(toy, '{plugin: ray, address: "127.0.0.1:1"}')
+    assert running.wait(120) == 1
+    assert "no Ray cluster at address '127.0.0.1:1'" in toy.output()
+    assert "to resume: bpcbench run" in toy.output()
+    assert "Traceback" not in toy.output()
+
+
+def test_doctor_runs_a_tiny_job(toy: Toy) -> None:
+    command = [sys.executable, "-m", "bpcbench", "doctor", "--out", str(toy.out), "--data", str(toy.folder)]
+    for gpus in ("0", "1"):
+        done = subprocess.run(
+            [*command, "--engine", "ray", "--gpus", gpus], capture_output=True, text=True, env=toy.environment()
+        )
+        assert "engine ray" in done.stdout
+        # Ray has given it one, of make-believe; a stage that asks for none sees none.
+        said = "ok: the node sees" if gpus == "0" else "PROBLEM: torch sees no GPU"
+        assert said in done.stdout, done.stdout + done.stderr
+        assert done.returncode == int(gpus)
+        assert ("CUDA_VISIBLE_DEVICES is '" in done.stdout) == (gpus == "1")
