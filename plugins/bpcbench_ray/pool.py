@@ -7,7 +7,9 @@ import hashlib
 import json
 import logging
 import os
+import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from bpcbench_ray.engine import RayEngine
 
 NAMESPACE = "bpcbench"
+CONNECT_SECONDS = 10.0
 _INHERITED = ("PYTHONPATH",)
 """What the worker's environment takes from this process's, besides BPCBENCH_*."""
 
@@ -56,14 +59,7 @@ class RayPool:
         self._told: set[str] = set()
         self._mine = not ray.is_initialized()
         if self._mine:
-            try:
-                with _signals_kept():
-                    ray.init(
-                        address=engine.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
-                    )
-            except (ConnectionError, RayError, RuntimeError, ValueError) as error:
-                first = str(error).splitlines()[0]
-                raise EngineError(f"no Ray cluster at address {engine.address!r}: {first}") from None
+            _connect(engine.address)
 
     def adopt(self) -> Iterable[Task]:
         """Return the tasks that earlier runs have left."""
@@ -224,6 +220,20 @@ class RayPool:
 
     def _file(self, task: Task) -> Path:
         return self._folder / f"{task.attempt}.json"
+
+
+def _connect(address: str) -> None:
+    """Connect this process to a cluster; EngineError if there is none."""
+    place = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    try:
+        if found := re.fullmatch(r"([^:/]+):(\d+)", place):
+            # Ray itself tries for minutes.
+            socket.create_connection((found[1], int(found[2])), timeout=CONNECT_SECONDS).close()
+        with _signals_kept():
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RayError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise EngineError(f"no Ray cluster at address {place or address!r}: {reason}") from None
 
 
 @contextlib.contextmanager

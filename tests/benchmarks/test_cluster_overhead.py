@@ -1,7 +1,7 @@
 """What a cluster costs beside processes of this machine: 200 small stages by each engine. Numbers are printed.
 
-Run with `pytest tests/benchmarks/test_cluster_overhead.py -n 0 -s -m benchmark`; engines that cannot be started here are
-left out. `BPCBENCH_STAGES` sets another number of stages.
+Run with `pytest tests/benchmarks/test_cluster_overhead.py -n 0 -s -m benchmark`; engines that cannot be started here
+are left out. `BPCBENCH_STAGES` sets another number of stages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AT_ONCE = 2
 
 def seconds(bench: Bench, stages: int) -> float:
     """Return how long so many stages take; each coreset brings a prediction, and a score on this machine."""
-    bench.write({f"p{number}": {"number": number, "steps": 1, "journal": ""} for number in range(stages // 2)})
+    bench.write({f"p{number}": {"number": number, "steps": 1} for number in range(stages // 2)})
     begin = time.monotonic()
     result = bench.run()
     assert result.exit_code == 0
