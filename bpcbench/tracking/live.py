@@ -208,7 +208,7 @@ class Tracker(threading.Thread):
 
         left = self._left()
         if not sys.stderr.isatty():
-            self.report(f"writing {left:,} entries to MLflow ...")
+            self.report(f"writing {left:,} {'entry' if left == 1 else 'entries'} to MLflow ...")
         return tqdm(desc="MLflow", unit="entry", total=left + self._done, initial=self._done, disable=None, leave=False)
 
     def _end(self, ok: bool, story: Callable[[], Story] | None, failures: Sequence[FailureRecord]) -> None:

@@ -167,6 +167,23 @@ def test_the_run_of_the_invocation_shows_the_table(page):
     page.save("parent-table")
 
 
+def test_the_run_of_the_invocation_shows_the_page_of_the_report(page):
+    path = f"experiments/{page.experiment}/runs/{page.parent.info.run_id}/artifacts/report.html?{TRAINING}"
+    page.open(path, "report.html", shot="report")
+    deadline, frames = time.monotonic() + 15, []
+    while not frames and time.monotonic() < deadline:
+        frames = page.driver.find_elements("css selector", "iframe")
+        time.sleep(0.2)
+    page.driver.switch_to.frame(frames[0])
+    try:
+        while "Three baselines on digits." not in page.text() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert page.driver.execute_script("return document.querySelector('h1').textContent") == "seen"
+        assert page.driver.execute_script("return document.querySelector('.controls').checkVisibility()")
+    finally:
+        page.driver.switch_to.default_content()
+
+
 def test_a_comparison_opens_on_axes_that_mean_something(page):
     chosen = [page.runs[f"{method} ipc {ipc}"].info.run_id for method in ("random", "kmeans") for ipc in (1, 10)]
     runs, experiments = quote(json.dumps(chosen)), quote(json.dumps([page.experiment]))
@@ -174,6 +191,11 @@ def test_a_comparison_opens_on_axes_that_mean_something(page):
     shown = page.open(path, "Comparing 4 Runs", "Parallel Coordinates Plot", shot="compare")
     axes = shown.partition("Parameters:")[2].partition("Clear All")[0].split()
     assert axes == ["ipc", "method", "Metrics:", "acc"]
+    deadline = time.monotonic() + 15
+    drawn = "return [...document.querySelectorAll('.js-plotly-plot .axis-title')].map(e => e.textContent)"
+    while not page.driver.execute_script(drawn) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert page.driver.execute_script(drawn) == ["ipc", "method", "acc"], "acc is plotted against the method"
 
 
 def test_the_coreset_of_a_store_that_was_moved_is_visible(page):
