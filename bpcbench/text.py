@@ -19,6 +19,15 @@ def spell(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def clock(seconds: float | None) -> str:
+    """Return a duration in few characters: `0:12`, `4:10`, `2:05:00`; `-:--` if it is unknown."""
+    if seconds is None:
+        return "-:--"
+    whole = round(seconds)
+    minutes = f"{whole // 60}" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02}"
+    return f"{minutes}:{whole % 60:02}"
+
+
 def spell_bytes(size: float | None) -> str:
     """Return a readable size: `12 kB`, `3.4 GB`."""
     if size is None:

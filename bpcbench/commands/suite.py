@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,13 +122,25 @@ def _summary(plan: Plan) -> str:
         lines.append(f"  {count:,} cells skipped: {reason}")
     to_do = plan.to_do()
     if to_do:
-        # Without a past timing there is no estimate; a partial sum would look like one.
-        seconds = [planned.seconds for planned in to_do]
-        sizes = [planned.bytes for planned in to_do]
-        time = None if None in seconds else sum(s for s in seconds if s is not None)
-        disk = None if None in sizes else sum(s for s in sizes if s is not None)
-        lines.append(f"  expected: {spell(time)} of stage time, {spell_bytes(disk)} on disk")
+        lines += [f"  {line}" for line in _expected(to_do)]
     return "\n".join(lines)
+
+
+def _expected(to_do: Sequence[PlannedStage]) -> Iterator[str]:
+    """Say what the stages take; where some were never timed, that what is known is only a part."""
+    seconds = [planned.seconds for planned in to_do if planned.seconds is not None]
+    sizes = [planned.bytes for planned in to_do if planned.bytes is not None]
+    unknown = Counter(f"{planned.kind} {planned.plugin}" for planned in to_do if planned.seconds is None)
+    parts = [
+        f"{least if len(known) < len(to_do) else ''}{spelt(sum(known))}" if known else "unknown"
+        for known, least, spelt in ((seconds, "more than ", spell), (sizes, "more than ", spell_bytes))
+    ]
+    yield f"expected: {parts[0]} of stage time, {parts[1]} on disk"
+    if similar := sum(planned.similar for planned in to_do):
+        yield f"  {similar:,} stages estimated from similar ones, in seconds per step"
+    if unknown and seconds:
+        named = ", ".join(f"{count:,} {what}" for what, count in unknown.items())
+        yield f"  never timed here: {named}"
 
 
 def _shared(stages: Iterable[PlannedStage]) -> Iterator[str]:
@@ -232,6 +244,7 @@ def _as_json(planned: PlannedStage) -> dict[str, object]:
         "seconds": planned.seconds,
         "bytes": planned.bytes,
         "operations": planned.operations,
+        "similar": planned.similar,
     }
 
 

@@ -42,8 +42,9 @@ PlanStatus = Literal["cached", "cached (code changed)", "to do", "no data"]
 class PlannedStage:
     """A stage of a plan, with what only the plan knows: its label, resources, status and expected cost.
 
-    `family` groups stages that cost about the same. `again` says that what the stage left in the store is removed and
-    made once more.
+    `family` groups stages that cost the same but for noise. `again` says that what the stage left in the store is
+    removed and made once more. `similar` says that none of its family was timed, and that its cost is that of similar
+    stages.
     """
 
     stage: Stage
@@ -58,6 +59,7 @@ class PlannedStage:
     bytes: float | None = None
     operations: float | None = None
     """Floating-point operations by the plugins' formulas; computed for stages without data."""
+    similar: bool = False
 
     @property
     def id(self) -> str:

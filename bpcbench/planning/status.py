@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from bpcbench.planning.likeness import Likeness, Timed, estimate, likeness
 from bpcbench.planning.planner import PlannedStage, PlanStatus
 from bpcbench.planning.sources import DECLARED
 from bpcbench.planning.stages import Stage
@@ -36,9 +38,12 @@ def demand(
     A stage is to do if its result is missing and something asked for needs it. Upstream of a cached stage, whatever
     the store still has is listed too, so that a change of its code is seen; what was pruned there is not needed.
     `recompute` names plugins whose results are made again; `expected` gives sizes by family where there is no timing.
+    Seconds of stages that were never timed are those of similar ones.
     """
     sizes: dict[str, int | None] = {}
     timings = store.timings() if store else {}
+    alike = _by_group(store, timings) if store else {}
+    guesses: dict[str, tuple[float, float] | None] = {}
     again = _downstream(stages, recompute)
     done: dict[str, PlannedStage | None] = {}
     stack = [(name, True) for name in wanted][::-1]
@@ -62,12 +67,16 @@ def demand(
         past = timings.get(planned.family, [])
         if not past and planned.family not in sizes:
             sizes[planned.family] = expected[planned.family]() if planned.family in expected else None
+            like = likeness(planned, stages)
+            guesses[planned.family] = estimate(like, alike.get(like.group, ())) if like else None
+        seconds, size = guesses.get(planned.family) or (None, None)
         done[name] = replace(
             planned,
             status=status,
             again=name in again,
-            seconds=statistics.median(seconds for seconds, _ in past) if past else None,
-            bytes=statistics.median(size for _, size in past) if past else sizes[planned.family],
+            seconds=statistics.median(seconds for seconds, _ in past) if past else seconds,
+            bytes=statistics.median(size for _, size in past) if past else sizes[planned.family] or size,
+            similar=not past and seconds is not None,
         )
     return [planned for planned in done.values() if planned is not None]
 
@@ -91,11 +100,31 @@ def without_data(
                 planned,
                 status="no data",
                 seconds=None,
+                similar=False,
                 bytes=planned.bytes if planned.kind == "prerequisite" else sizes.get(planned.id, planned.bytes),
                 operations=known and known(),
             )
         marked.append(planned)
     return marked
+
+
+def _by_group(store: Store, timings: Mapping[str, list[tuple[float, int]]]) -> dict[str, list[Timed]]:
+    """Return what was timed by group, as far as the store describes it."""
+    result: dict[str, list[Timed]] = {}
+    for family, described in store.families().items():
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            like = Likeness.from_json(described)
+            result.setdefault(like.group, []).append(Timed(like, timings.get(family, ())))
+    return result
+
+
+def note_families(store: Store, stages: Sequence[PlannedStage]) -> None:
+    """Describe the families of stages that are to be run, so that their timings tell of others."""
+    known = store.families()
+    by_id = {planned.id: planned for planned in stages}
+    new = {planned.family: planned for planned in stages if planned.status == "to do" and planned.family not in known}
+    described = {family: likeness(planned, by_id) for family, planned in new.items()}
+    store.note_families({family: like.to_json() for family, like in described.items() if like})
 
 
 def _status(registry: Registry, stage: Stage, store: Store) -> PlanStatus:

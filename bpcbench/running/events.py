@@ -28,12 +28,15 @@ class Listener(Protocol):
 
 
 class Monitor(threading.Thread):
-    """Tails the event file of every running stage about twice a second."""
+    """Tails the event file of every running stage about twice a second, and calls `tick` as often, and at the end."""
 
-    def __init__(self, listeners: Sequence[Listener], report: Callable[[str], None]) -> None:
+    def __init__(
+        self, listeners: Sequence[Listener], report: Callable[[str], None], tick: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(name="monitor", daemon=True)
         self.listeners = list(listeners)
         self.report = report
+        self.tick = tick
         self._followed: dict[str, tuple[PlannedStage, Path, int]] = {}
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -54,6 +57,7 @@ class Monitor(threading.Thread):
     def run(self) -> None:
         """Follow until `end` is called."""
         while not self._end.wait(0.5):
+            self.tick()
             with self._lock:
                 for name, (stage, path, offset) in list(self._followed.items()):
                     path, offset = _latest(path, offset)
@@ -66,6 +70,7 @@ class Monitor(threading.Thread):
         """Stop the thread."""
         self._end.set()
         self.join()
+        self.tick()
 
     def _tell(self, what: str, *arguments: Any) -> None:
         for listener in list(self.listeners):

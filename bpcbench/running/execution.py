@@ -114,6 +114,7 @@ def _execute(
     report: Callable[[str], None] | None,
 ) -> Result:
     from bpcbench.planning.manifest import manifest_of
+    from bpcbench.planning.status import note_families
     from bpcbench.running.progress import Progress
     from bpcbench.running.run import Runner
     from bpcbench.store.manifest import write_manifest
@@ -136,6 +137,7 @@ def _execute(
         shown=manifest.shown,
         stale=plan.stale(),
     )
+    note_families(store, plan.stages)
     _tidy(plan, store)
     for note in prepared.notes:
         say(f"note: {note}")
@@ -143,7 +145,7 @@ def _execute(
     for planned in to_do:
         if planned.again:
             _forget(store, planned)
-    progress = Progress(len(to_do), quiet=quiet) if to_do else None
+    progress = Progress(to_do, quiet=quiet) if to_do else None
     say = report or (progress.say if progress else to_stderr)
     listeners: list[Any] = [progress] if progress else []
     tracker = None
@@ -155,7 +157,10 @@ def _execute(
         listeners.append(tracker)
     recorder = _Recorder(journal, store.root)
     listeners.append(recorder)
-    runner = Runner(prepared.registry, plan, store, prepared.data, engine, listeners, say, debug, detach=detach)
+    below = say if report or not progress else progress.say_below
+    runner = Runner(
+        prepared.registry, plan, store, prepared.data, engine, listeners, say, debug, detach=detach, announce=below
+    )
     result = None
     recorder.start()
     try:

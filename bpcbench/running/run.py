@@ -81,6 +81,8 @@ class Runner:
     grace: float = GRACE_SECONDS
     detach: bool = False
     """Leave as soon as everything that is ready has been submitted."""
+    announce: Callable[[str], None] | None = None
+    """Shows what a signal starts; like `report` if it is None."""
 
     def run(self) -> Result:
         """Run until nothing is left, a signal asks to stop, or the engine fails; all is in the result."""
@@ -93,7 +95,7 @@ class Runner:
         self._queue = Queue(stages)
         self._stop = StopRequest(when_submitted=self.detach)
         self._run = uuid.uuid4().hex
-        self._monitor = Monitor(self.listeners, self.report)
+        self._monitor = Monitor(self.listeners, self.report, self._stopping)
         _sweep(self.store.root / "scratch" / "outcomes")
         info = RunInfo(
             store=self.store.root,
@@ -107,6 +109,8 @@ class Runner:
         )
         stopped_by: list[int] = []
         error, left = "", 0
+        self._signalled = stopped_by
+        self._announced = False
         self._monitor.start()
         try:
             if self.engine.in_process:
@@ -125,6 +129,12 @@ class Runner:
             self._monitor.end()
         stopped = stopped_by[0] if stopped_by else None
         return Result(self._counts, tuple(self._failures), stopped, error, left)
+
+    def _stopping(self) -> None:
+        """Say that the run is about to stop, once."""
+        if self._stop.requested and self._signalled and not self._announced:
+            self._announced = True
+            (self.announce or self.report)("stopping: running stages write a checkpoint (again to end at once)")
 
     def _lane(self, open_pool: Callable[[RunInfo], Pool], info: RunInfo, *, scores: tuple[bool, ...]) -> Lane:
         return Lane(
@@ -279,13 +289,17 @@ def _signals(
     """Turn Ctrl-C, SIGTERM and a lost terminal into a clean stop; a second one ends the process at once.
 
     `interrupt` is called in the handler, for stages that run in this thread. `leave` says that a lost terminal does not
-    stop what runs elsewhere.
+    stop what runs elsewhere. The handler prints nothing: it may interrupt a print, which is not reentrant. The monitor
+    says what happens.
     """
 
     def handle(signum: int, frame: types.FrameType | None) -> None:
         if stopped_by and signum == signal.SIGHUP:
             return  # a closing terminal sends it, and so does its shell
         if stopped_by:
+            if os.isatty(2):
+                # The cursor stands on the first bar; not print, which is not reentrant.
+                os.write(2, b"\r\x1b[J")
             os._exit(128 + signum)
         stopped_by.append(signum)
         stop.leave = leave and signum == signal.SIGHUP
@@ -293,9 +307,6 @@ def _signals(
         if signum == signal.SIGHUP:
             # There is no terminal to write to any more, which must not end this process.
             _discard_output()
-        else:
-            # Not print: the signal may interrupt a print, which is not reentrant.
-            os.write(2, b"\nstopping: running stages write a checkpoint (again to end at once)\n")
         if interrupt is not None:
             interrupt()
 

@@ -207,6 +207,9 @@ def _write(ours: Store, path: Path, content: bytes) -> None:
 def _merge_timings(ours: Store, theirs: Store, *, dry_run: bool) -> int:
     """Add the timings that ours lacks. Equal ones are counted, so that a second merge adds none."""
     missing = _timings(theirs) - _timings(ours)
+    if not dry_run:
+        known = ours.families()
+        ours.note_families({family: like for family, like in theirs.families().items() if family not in known})
     if missing and not dry_run:
         ours.note_timings(list(missing.elements()))
     return missing.total()

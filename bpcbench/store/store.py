@@ -309,6 +309,16 @@ class Store:
         """Remember what stages cost: family, seconds and bytes of each."""
         self._append(caches.TIMINGS, *({"family": f, "seconds": s, "bytes": b} for f, s, b in costs))
 
+    def note_families(self, described: Mapping[str, Mapping[str, Any]]) -> None:
+        """Remember what the cost of a family of stages depends on."""
+        if described:
+            self._append(caches.TIMINGS, *({"family": family, "like": like} for family, like in described.items()))
+
+    def families(self) -> dict[str, Mapping[str, Any]]:
+        """Return what was remembered of families of stages."""
+        lines = caches.read(self.root / caches.TIMINGS)
+        return {str(line.get("family")): line["like"] for line in lines if isinstance(line.get("like"), dict)}
+
     def timings(self) -> dict[str, list[tuple[float, int]]]:
         """Return seconds and bytes of past stages by family."""
         result: dict[str, list[tuple[float, int]]] = {}
