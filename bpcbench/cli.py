@@ -85,6 +85,24 @@ def parser() -> argparse.ArgumentParser:
     )
     instead.add_argument("--costs", action="store_true", help="seconds, memory and bytes, instead of the table")
 
+    status = commands.add_parser("status", help="what runs, what failed and what is left in a store")
+    status.add_argument("suite", nargs="?", help="name of a suite that was run (default: all)")
+    status.add_argument("--json", action="store_true")
+    status.set_defaults(run="status:status")
+    logs = commands.add_parser(
+        "logs",
+        help="what a stage printed; --follow goes on while it runs",
+        description="Print the log of a stage. Without words it is the one that runs or, if none does, that failed.",
+    )
+    logs.add_argument(
+        "cell",
+        nargs="*",
+        metavar="WORD",
+        help="words of its label, such as vbpc ipc 10 seed 0, or predict vbpc vi; or the start of its key",
+    )
+    logs.add_argument("-f", "--follow", action="store_true", help="print what is added until the stage is over")
+    logs.set_defaults(run="status:logs")
+
     compare = commands.add_parser("compare", help="what differs between two invocations: options, versions, numbers")
     compare.add_argument("before", metavar="A", help="NAME[:DIGEST] of a suite that was run, STORE, or STORE:NAME")
     compare.add_argument("after", metavar="B", help="the other one; differences are B less A")
@@ -172,7 +190,7 @@ def parser() -> argparse.ArgumentParser:
 
     _store_commands(commands.add_parser("store", help="list, prune, merge or verify what the store keeps"))
 
-    for command in (ui, sync, doctor, export):
+    for command in (status, logs, ui, sync, doctor, export):
         _out(command)
     _data(doctor)
     return top

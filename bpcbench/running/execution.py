@@ -201,13 +201,13 @@ class _Recorder(threading.Thread):
     def __init__(self, journal: Journal, root: Path) -> None:
         super().__init__(name="recorder", daemon=True)
         self.journal, self.root = journal, root
-        self._running: dict[str, None] = {}
+        self._running: dict[str, str] = {}
         self._failures: list[FailureRecord] = []
         self._stop_event = threading.Event()
 
     def started(self, stage: PlannedStage) -> None:
         """Record a stage that is under way."""
-        self._running[stage.id] = None
+        self._running[stage.id] = f"{stage.kind} {stage.label}"
 
     def events(self, stage: PlannedStage, lines: Sequence[dict[str, Any]]) -> None:
         """Do nothing: progress is in the stage's own files."""
@@ -221,7 +221,8 @@ class _Recorder(threading.Thread):
     def run(self) -> None:
         """Update the record periodically."""
         while not self._stop_event.wait(1.0):
-            self.journal.beat(list(self._running), list(self._failures))
+            running = dict(self._running)
+            self.journal.beat(list(running), list(self._failures), running)
 
     def stop(self) -> None:
         """End the heartbeat."""

@@ -39,7 +39,7 @@ class FailureRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One invocation. `running` are the ids of the stages under way at the last heartbeat.
+    """One invocation. `running` are the ids of the stages under way at the last heartbeat, `labels` what they are.
 
     `stale` names the plugins of which cached results were made by other code than at the time of the run. `scores` is
     a digest of all scores that were there at its end.
@@ -60,6 +60,7 @@ class RunRecord:
     counts: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[FailureRecord, ...] = ()
     running: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
     stale: tuple[str, ...] = ()
     scores: str = ""
 
@@ -125,13 +126,24 @@ class Journal:
         journal._write()
         return journal
 
-    def beat(self, running: Sequence[str], failures: Sequence[FailureRecord]) -> None:
+    def beat(
+        self,
+        running: Sequence[str],
+        failures: Sequence[FailureRecord],
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         """Note what is under way; written at most every `HEARTBEAT_SECONDS`, or when something has failed."""
         failed = len(failures) != len(self.record.failures)
         due = time.monotonic() - self._written > HEARTBEAT_SECONDS
         if failed or due:
             now = timestamp(time.time())
-            self.record = replace(self.record, heartbeat=now, running=tuple(running), failures=tuple(failures))
+            self.record = replace(
+                self.record,
+                heartbeat=now,
+                running=tuple(running),
+                failures=tuple(failures),
+                labels=dict(labels or {}),
+            )
             self._write()
 
     def end(
@@ -147,6 +159,7 @@ class Journal:
             counts=dict(counts),
             failures=tuple(failures),
             running=(),
+            labels={},
             scores=scores,
         )
         self._write()
@@ -165,6 +178,7 @@ def _decode(value: Mapping[str, Any]) -> RunRecord:
     known = {name: item for name, item in value.items() if name in RunRecord.__dataclass_fields__}
     for name in ("overrides", "running", "stale", "shown"):
         known[name] = tuple(map(str, known.get(name, ())))
+    known["labels"] = {str(name): str(label) for name, label in dict(known.get("labels") or {}).items()}
     known["failures"] = tuple(FailureRecord(**dict(_strings(item))) for item in known.get("failures", ()))
     return RunRecord(**known)
 
