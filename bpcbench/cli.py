@@ -7,6 +7,7 @@ import importlib
 import math
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from bpcbench.errors import BpcbenchError, reason, shortened
 from bpcbench.session import DEFAULT_OUT
@@ -32,9 +33,21 @@ MESSAGE_LENGTH = 20_000
 """The length at which an error's message is cut."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what a suite may be where none is given."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.endswith("arguments are required: suite"):
+            message = (
+                "a suite is required: a shipped one (`bpcbench list suites`), PLUGIN:NAME, or a YAML file; "
+                f"for example: {self.prog} quickstart"
+            )
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="bpcbench",
         description="Benchmark Bayesian pseudo-coresets: run suites, compare methods, print tables as papers do.",
     )
@@ -64,7 +77,9 @@ def parser() -> argparse.ArgumentParser:
     )
 
     report = _suite_command(commands, "report", "suite:report", "print the table of what the store has", view=True)
-    report.add_argument("--format", choices=(*FORMATS, "html"), default="text", help="html: a page with pictures")
+    report.add_argument(
+        "--format", type=_format, choices=(*FORMATS, "html"), default="text", help="html: a page with pictures"
+    )
     report.add_argument("--open", action="store_true", help="show the page in a browser")
     report.add_argument(
         "--layout",
@@ -107,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("before", metavar="A", help="NAME[:DIGEST] of a suite that was run, STORE, or STORE:NAME")
     compare.add_argument("after", metavar="B", help="the other one; differences are B less A")
     compare.add_argument("--metrics", metavar="A,B", help="metrics to compare (default: the suite's)")
-    compare.add_argument("--format", choices=(*PLAIN_FORMATS, "html"), default="text")
+    compare.add_argument("--format", type=_format, choices=(*PLAIN_FORMATS, "html"), default="text")
     compare.add_argument("--output", metavar="FILE", help="write to a file")
     compare.add_argument("--open", action="store_true", help="show the page in a browser")
     compare.set_defaults(run="compare:compare")
@@ -132,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
     )
     anytime.add_argument("--steps", type=_steps, metavar="A,B", help="snapshots to evaluate (default: all)")
     anytime.add_argument("--metrics", metavar="A,B", help="metrics to show (default: the suite's)")
-    anytime.add_argument("--format", choices=PLAIN_FORMATS, default="text")
+    anytime.add_argument("--format", type=_format, choices=PLAIN_FORMATS, default="text")
     anytime.add_argument("--pictures", metavar="FOLDER", help="draw the curves into a folder, as SVG")
     anytime.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
     anytime.add_argument("--quiet", action="store_true", help="print failures and the curves only")
@@ -302,7 +317,7 @@ def _suite_command(
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     command.add_argument("suite", help="a shipped suite's name, PLUGIN:NAME, or a YAML file")
     command.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="e.g. 'ipc=[1,10]' methods.kmeans.iterations=50"
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="e.g. 'ipc=[1,10]' methods.kmeans.iterations=50"
     )
     _out(command)
     if not view:
@@ -322,6 +337,10 @@ def _out(command: argparse.ArgumentParser) -> None:
 
 def _data(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", metavar="FOLDER", help="where data sets lie (default: $BPCBENCH_DATA)")
+
+
+def _format(text: str) -> str:
+    return {"markdown": "md", "tex": "latex", "txt": "text"}.get(text, text)
 
 
 def _steps(text: str) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 SHOWN_MISTAKES = 20
@@ -104,6 +104,21 @@ def reason(error: OSError) -> str:
     return ": ".join([*(" to ".join(names),) * bool(names), error.strerror or str(error) or type(error).__name__])
 
 
+OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "metric": {
+        "accuracy": "acc",
+        "top1": "acc",
+        "negative log-likelihood": "nll",
+        "log-likelihood": "nll",
+        "loss": "nll",
+        "calibration": "ece",
+        "calibration error": "ece",
+    },
+    "device": {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps", "apple": "mps"},
+}
+"""What else things are called, by what they are: for suggestions only."""
+
+
 def did_you_mean(word: object, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` when one of `allowed` is close to `word`, else an empty string."""
     # No name is that long, and comparing a very long word takes minutes.
@@ -115,4 +130,6 @@ def unknown(what: str, word: object, allowed: Iterable[str]) -> str:
     """Return the message for a name that is not among the allowed ones."""
     names = sorted(allowed)
     listed = ", ".join(names) if names else "(none)"
-    return f"unknown {what} {shortened(str(word))!r}{did_you_mean(word, names)} (allowed: {listed})"
+    plain = str(word).strip().lower().replace("_", " ")
+    meant = next((name for name in (plain, OTHER_NAMES.get(what, {}).get(plain)) if name in names), word)
+    return f"unknown {what} {shortened(str(word))!r}{did_you_mean(meant, names)} (allowed: {listed})"

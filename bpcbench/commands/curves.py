@@ -37,7 +37,8 @@ def anytime(arguments: argparse.Namespace) -> int:
         print(f"{view.title}\n\n{table}\nEnd against start:\n{gained}", end="")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, picture in curves.pictures(points, metrics).items():
+        drawn = curves.pictures(points, metrics)
+        for name, picture in drawn.items():
             (folder / f"{name}.svg").write_text(draw(picture), encoding="utf-8")
-        print(f"pictures in {folder}", file=sys.stderr)
+        print(f"pictures in {folder}: {', '.join(f'{name}.svg' for name in drawn)}", file=sys.stderr)
     return result.exit_code

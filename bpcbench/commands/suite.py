@@ -298,6 +298,7 @@ def tune(arguments: argparse.Namespace) -> int:
         record.parent.mkdir(exist_ok=True)
         write_output(record, tuned.csv())
         write_output(output, text)
+        print(tuned.table(), end="")
         print(f"preset: {output}\ntrials: {record}", file=sys.stderr)
     else:
         if not arguments.quiet:

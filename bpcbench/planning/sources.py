@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bpcbench.api import Dataset
+from bpcbench.data.root import data_root
 from bpcbench.data.splits import check_split, with_split
 from bpcbench.errors import MissingData, UserError
 from bpcbench.planning.lookup import Lookup
@@ -38,7 +40,7 @@ class Sources:
         if declared is not None and dataset.name in self.stand_ins:
             return with_split(dataset, declared, split)
         try:
-            facts = check_split(dataset, self.root, split)
+            facts = self._check(dataset, split)
             self._admit(dataset, facts)
         except (MissingData, _Unofficial) as error:
             if declared is None or (optional and isinstance(error, MissingData)):
@@ -50,6 +52,16 @@ class Sources:
     def fingerprint(self, dataset: Dataset, split: str) -> str:
         """Return the fingerprint of a split, after `facts`."""
         return DECLARED if dataset.name in self.stand_ins else dataset.fingerprint(self.root, split)
+
+    def _check(self, dataset: Dataset, split: str) -> Facts:
+        try:
+            return check_split(dataset, self.root, split)
+        except MissingData as error:
+            if not dataset.downloads:
+                raise
+            where = "" if self.root == data_root(None) else f" --data {shlex.quote(str(self.root))}"
+            get = f"`bpcbench data get {dataset.name}{where}` downloads it"
+            raise MissingData(f"{error}; {get}") from error
 
     def _admit(self, dataset: Dataset, facts: Facts) -> None:
         if not facts.official and not self.unverified:

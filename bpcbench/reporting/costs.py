@@ -91,17 +91,18 @@ def cost_table(
     title: str = "",
     extra: Sequence[str] = (),
     *,
+    order: Sequence[Place] = (),
     published: Mapping[Place, Sequence[PublishedRecord]] | None = None,
     publications: Mapping[str, str] | None = None,
 ) -> Table:
     """Return costs as a table with a line per method, inference and network and a group per data set and ipc.
 
-    What plugins measured follows the columns that every table has. With `published`, the costs that papers print for
-    a line stand below it.
+    Both are in the order of `order`, what the suite asks for; a line that the store knows nothing of is kept. What
+    plugins measured follows the columns that every table has. With `published`, the costs that papers print for a line
+    stand below it.
     """
     more = tuple(dict.fromkeys(name for cost in every for name in cost.measured))
     columns = (*COLUMNS, *map(Column, more))
-    groups = tuple(Group(*key, columns) for key in dict.fromkeys((cost.dataset, cost.ipc) for cost in every))
     by_place = {
         Place(c.dataset, c.ipc, c.method, c.inference, c.network): (
             *c.cells(),
@@ -109,9 +110,11 @@ def cost_table(
         )
         for c in every
     }
+    places = dict.fromkeys((*(order if every else ()), *by_place))
+    groups = tuple(Group(*key, columns) for key in dict.fromkeys(place[:2] for place in places))
     nothing = tuple(Cell() for _ in columns)
     lines = []
-    for name in dict.fromkeys((cost.method, cost.inference, cost.network) for cost in every):
+    for name in dict.fromkeys(place[2:] for place in places):
         blocks = (by_place.get(Place(group.dataset, group.ipc, *name), nothing) for group in groups)
         lines.append(Line(*name, tuple(cell for block in blocks for cell in block), ranked=False))
     heading = f"{title}. Costs" if title else "Costs"

@@ -11,7 +11,7 @@ from bpcbench.errors import UserError, unknown
 from bpcbench.records import Unit
 from bpcbench.reporting.observations import Observations, Spot, observe, paired_coresets, paired_means
 from bpcbench.reporting.rows import Place, Row, number
-from bpcbench.reporting.table import Cell, Column, Group, Line, Table, label_columns
+from bpcbench.reporting.table import MISSING, Cell, Column, Group, Line, Table, label_columns
 from bpcbench.stats import Difference, Summary, negligible, paired_difference
 
 HEADINGS = ("data set", "ipc", "method", "inference", "network", "metric", "difference", "95 % interval", "n")
@@ -140,24 +140,36 @@ def _pair(spot: Spot, mine: Observations, control: Observations, against: str, a
 
 
 def difference_table(
-    differences: Sequence[Pair], title: str = "", axis: Axis = "method", extra: Sequence[str] = ()
+    differences: Sequence[Pair],
+    title: str = "",
+    axis: Axis = "method",
+    extra: Sequence[str] = (),
+    order: Sequence[Place] = (),
 ) -> Table:
-    """Return paired differences as a table: a line per other method, inference or network, its cells with intervals."""
+    """Return paired differences as a table: a line per other method, inference or network, its cells with intervals.
+
+    Lines and groups of `order`, what the suite asks for, are kept where nothing can be paired yet.
+    """
+    against = differences[0].against if differences else ""
+    places = [Place(p.dataset, p.ipc, p.method, p.inference, p.network) for p in differences]
+    # What has no counterpart in the suite will never be paired.
+    possible = [p for p in order if getattr(p, axis) != against and Place(**{**p._asdict(), axis: against}) in order]
+    wanted = dict.fromkeys((*possible, *places))
     columns = list(dict.fromkeys((p.metric, p.evaluator, p.higher_is_better, p.unit) for p in differences))
     several = Counter(metric for metric, *_ in columns)
     groups = []
-    for dataset, ipc in dict.fromkeys((p.dataset, p.ipc) for p in differences):
+    for dataset, ipc in dict.fromkeys((place.dataset, place.ipc) for place in wanted):
         here = {(p.metric, p.evaluator) for p in differences if (p.dataset, p.ipc) == (dataset, ipc)}
+        here = here or {column[:2] for column in columns}
         mine = (Column(*column, ambiguous=several[column[0]] > 1) for column in columns if column[:2] in here)
         groups.append(Group(dataset, ipc, tuple(mine)))
     counts = Counter(p.difference.n for p in differences)
     usual = max(counts, key=lambda n: (counts[n], n), default=0)
     by_spot = {Spot(p.method, p.inference, p.network, p.dataset, p.ipc, p.evaluator, p.metric): p for p in differences}
     lines = []
-    for name in dict.fromkeys((p.method, p.inference, p.network) for p in differences):
+    for name in dict.fromkeys((place.method, place.inference, place.network) for place in wanted):
         spots = (Spot(*name, g.dataset, g.ipc, c.evaluator, c.metric) for g in groups for c in g.columns)
         lines.append(Line(*name, tuple(_cell(by_spot.get(spot), usual) for spot in spots), ranked=False))
-    against = differences[0].against if differences else ""
     unless = " unless given in brackets" if len(counts) > 1 else ""
     what = f"Difference to {against}, paired, 95 % t-interval, n = {usual}{unless}"
     return Table(
@@ -165,9 +177,15 @@ def difference_table(
         label_columns(lines, always="" if axis == "method" else axis),
         tuple(groups),
         tuple(lines),
-        (*_footnotes(differences, axis), *extra),
+        (*_footnotes(differences, axis), *_missing(lines), *extra),
         baseline=against,
     )
+
+
+def _missing(lines: Sequence[Line]) -> list[str]:
+    cells = [cell for line in lines for cell in line.cells]
+    missing = sum(cell.summary is None for cell in cells)
+    return [f"Nothing to pair yet ({MISSING}): {missing} of {len(cells)} cells."] if missing else []
 
 
 def _cell(pair: Pair | None, usual: int) -> Cell:

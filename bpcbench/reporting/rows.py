@@ -88,7 +88,7 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     """
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         where = []
-        for dataset in sorted({row.dataset for row in rows if note in row.notes}):
+        for dataset in dict.fromkeys(row.dataset for row in rows if note in row.notes):
             mine = [row for row in rows if row.dataset == dataset]
             methods = dict.fromkeys(row.method for row in mine if note in row.notes)
             everywhere = all(note in row.notes for row in mine)

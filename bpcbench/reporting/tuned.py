@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tuned:
-    """All outcomes of a tuning run: sorted by data set, ipc and method, and from best to worst within these."""
+    """All outcomes of a tuning run: in the order of the suite, and from best to worst within a data set and ipc."""
 
     objective: str
     trials: Mapping[str, int]
@@ -130,7 +130,7 @@ def choose(rows: Iterable[Row], trials: Sequence[Trial], objective: str) -> Tune
             trial = by_label[row.method]
             scored.setdefault((row.dataset, row.ipc, trial.method), []).append((row.value, trial))
     outcomes = []
-    for (dataset, ipc, method), values in sorted(scored.items()):
+    for (dataset, ipc, method), values in scored.items():
         values.sort(key=lambda pair: -pair[0] if higher else pair[0])
         outcomes += [
             Outcome(method, dataset, ipc, trial.number, value, rank == 0, dict(trial.setting))

@@ -16,17 +16,6 @@ from bpcbench.store.invocations import Invocation
 from bpcbench.store.manifest import Manifest
 from bpcbench.store.store import Store
 
-_ALIASES = {
-    "accuracy": "acc",
-    "top1": "acc",
-    "negative log-likelihood": "nll",
-    "log-likelihood": "nll",
-    "loss": "nll",
-    "calibration": "ece",
-    "calibration error": "ece",
-}
-"""What else metrics are called, for suggestions only."""
-
 
 @dataclass(frozen=True, eq=False)
 class View:
@@ -57,7 +46,7 @@ class View:
         known = {metric.name for metric in self.manifest.metrics}
         for metric in metrics if known else ():
             if metric not in known:
-                raise UserError("--metrics: " + _unknown_metric(metric, known))
+                raise UserError("--metrics: " + unknown("metric", metric, known))
         runs = self.invocation.runs
         return tuple(metrics) or (runs[-1].shown if runs else ()) or self.manifest.shown
 
@@ -89,7 +78,7 @@ class View:
         if not found:
             what = "distil seed" if axis == "method" else "coreset"
             raise UserError(f"nothing to compare with the {axis} {against!r}: no result shares a {what} with it")
-        return difference_table(found, self.title, axis, self.footnotes())
+        return difference_table(found, self.title, axis, self.footnotes(), order)
 
     def costs(self, *, published: bool = False) -> Table:
         """Return what the coresets and their evaluations took."""
@@ -97,6 +86,7 @@ class View:
             costs(self.manifest, self.store),
             self.title,
             self.footnotes(),
+            order=tuple(asked(self.manifest)),
             published=published_numbers(self.manifest) if published else None,
             publications=self.manifest.publications,
         )
@@ -113,11 +103,3 @@ class View:
             again = " ".join(f"--recompute {name}" for name in runs[-1].stale)
             notes.append(f"Some results of {names} were made by code that has changed since; {again} makes them again.")
         return (*notes, *skip_notes(self.manifest))
-
-
-def _unknown_metric(metric: str, known: set[str]) -> str:
-    plain = metric.strip().lower().replace("_", " ")
-    alias = next((name for name in (plain, _ALIASES.get(plain, "")) if name in known), None)
-    if alias is None:
-        return unknown("metric", metric, known)
-    return f"unknown metric {metric!r}; did you mean {alias!r}? (allowed: {', '.join(sorted(known))})"

@@ -26,7 +26,6 @@ Schema = Mapping[str, Any]
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu", "xla")
 """The devices that torch knows, some of them with a package of their maker."""
 _DEVICE = rf"auto|cpu|({'|'.join(DEVICES[2:])})(:[0-9]+)?"
-_OTHER_DEVICES = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps", "apple": "mps"}
 NAME_LENGTH = 120
 """The most bytes that a name may have: it becomes part of the names of folders."""
 
@@ -117,12 +116,8 @@ def _device(raw: Any, report: Report) -> Any:
     if not isinstance(raw, str):
         report((), f"expected a word such as auto, cpu or cuda, got {raw!r}")
     elif not re.fullmatch(_DEVICE, raw):
-        name = raw.partition(":")[0].lower()
-        meant = _OTHER_DEVICES.get(name, name)
-        if meant in DEVICES and meant != raw:
-            report((), f"unknown device {raw!r}; did you mean {meant!r}? (allowed: {', '.join(DEVICES)})")
-        else:
-            report((), f"{unknown('device', raw, DEVICES)}; a number may follow, as in cuda:1")
+        name = raw.partition(":")[0]
+        report((), f"{unknown('device', name, DEVICES)}; a number may follow, as in cuda:1")
     return raw
 
 

@@ -171,6 +171,34 @@ def test_what_torch_says_of_a_device_is_quoted():
     assert "nowhere" in str(device._trial("nowhere"))
 
 
+def test_a_command_without_a_suite_says_what_one_is(capsys):
+    for command in ("run", "plan", "report", "tune", "anytime"):
+        with pytest.raises(SystemExit) as ended:
+            main([command])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert "a suite is required: a shipped one (`bpcbench list suites`)" in said
+        assert said.endswith(f"for example: bpcbench {command} quickstart\n")
+
+
+def test_formats_have_their_long_names_too(store, capsys):
+    assert main(["report", "quickstart", *TINY, "--out", str(store), "--format", "markdown"]) == 0
+    assert "| method |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "meant"), [("accuracy", "acc"), ("NLL", "nll"), ("calibration error", "ece")])
+def test_other_names_of_metrics_suggest_the_metric(name, meant, tmp_path, capsys):
+    assert main(["plan", "quickstart", f"metrics=[{name}]", "--out", str(tmp_path)]) == 2
+    assert f"unknown metric {name!r}; did you mean {meant!r}?" in capsys.readouterr().err
+
+
+def test_a_missing_data_set_names_the_command_that_gets_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("BPCBENCH_DATA", raising=False)
+    words = ["plan", "quickstart", "datasets=[mnist]", "--out", str(tmp_path), "--data", str(tmp_path)]
+    assert main(words) == 2
+    assert f"; `bpcbench data get mnist --data {tmp_path}` downloads it (or run with" in capsys.readouterr().err
+
+
 def test_a_store_that_cannot_be_written_is_refused_first(tmp_path):
     (tmp_path / "file").write_text("")
     done = run("run", "quickstart", *TINY, "--out", str(tmp_path / "file" / "store"))

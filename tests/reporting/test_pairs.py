@@ -143,6 +143,15 @@ def test_pairs_stand_in_the_order_of_the_suite() -> None:
     assert names == [("mnist", "c"), ("mnist", "a"), ("digits", "c"), ("digits", "a")]
 
 
+def test_lines_with_nothing_to_pair_are_kept() -> None:
+    order = [Place("digits", ipc, method, "vi", "conv") for ipc in (1, 10) for method in ("b", "late", "a")]
+    order.append(Place("digits", 1, "own", "hmc", "conv"))  # `b` is never evaluated so
+    made = difference_table(pairs(line("a", [0.6]) + line("b", [0.5]), "b", ["acc"], order=order), order=order)
+    assert [line.method for line in made.lines] == ["late", "a"]
+    assert [[cell.mean == "—" for cell in line.cells] for line in made.lines] == [[True, True], [False, True]]
+    assert "Nothing to pair yet (—): 3 of 4 cells." in made.footnotes
+
+
 def test_a_wide_table_of_differences_fits_the_terminal() -> None:
     rows = [
         r for d in ("one", "two", "three", "four") for m in ("a", "b") for r in line(m, [0.1, ord(m) / 700], dataset=d)
