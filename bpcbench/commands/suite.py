@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bpcbench.commands.output import check_output, write_output
+from bpcbench.commands.waiting import waiting
 from bpcbench.errors import UserError
 from bpcbench.session import Session
 from bpcbench.streams import encodes
@@ -53,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     from bpcbench.running.execution import check_device
 
     session = suite_session(arguments)
-    prepared = session.prepare()
+    with waiting(f"planning {arguments.suite}"):
+        prepared = session.prepare()
     check_device(prepared, inline=session.inline or session.debug)
     if not arguments.quiet:
         print(_summary(prepared.plan), file=sys.stderr)
@@ -166,7 +168,8 @@ def plan(arguments: argparse.Namespace) -> int:
     """Print the stages that a run would execute."""
     from bpcbench.running.execution import check_device
 
-    prepared = _planned(suite_session(arguments))
+    with waiting(f"planning {arguments.suite}"):
+        prepared = _planned(suite_session(arguments))
     if arguments.json:
         print(json.dumps([_as_json(planned) for planned in prepared.plan.stages], indent=1))
         return 0
@@ -259,7 +262,8 @@ def report(arguments: argparse.Namespace) -> int:
         if special:
             raise UserError("differences and costs can be written as text, md, latex, csv or json, not as html")
         return _page(arguments, view)
-    text = _costs(arguments, view) if arguments.costs else _differences(arguments, view) or _table(arguments, view)
+    with waiting("reading results"):
+        text = _costs(arguments, view) if arguments.costs else _differences(arguments, view) or _table(arguments, view)
     for note in (*view.notes, *view.store.messages):
         print(f"note: {note}", file=sys.stderr)
     if arguments.output:
@@ -273,7 +277,8 @@ def _page(arguments: argparse.Namespace, view: View) -> int:
     from bpcbench.commands.page import write_page
     from bpcbench.reporting.page import report_page
 
-    page = report_page(view, _metrics(arguments))
+    with waiting("writing the page"):
+        page = report_page(view, _metrics(arguments))
     for note in view.store.messages:
         print(f"note: {note}", file=sys.stderr)
     write_page(page, arguments.output, view.manifest.name, show=arguments.open)
