@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,8 +18,9 @@ import toys
 
 import bpcbench
 from bpcbench.cli import main
-from bpcbench.tracking.live import SERVER_SECONDS
+from bpcbench.tracking.live import SERVER_SECONDS, Tracker
 from bpcbench.tracking.location import quiet_environment, tracking_uri
+from bpcbench.tracking.mlflow import Book
 
 SUITE = toys.TOYS.replace("[pick]", "[pick, moody]").replace("[1, 2]", "[1]") + "metrics: [right]\n"
 
@@ -173,3 +175,21 @@ def test_a_dripping_server_costs_seconds_and_loses_nothing(toy, dripping_server,
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert main(["sync", "--out", str(toy.out)]) == 0
     assert "2 cells added" in capsys.readouterr().out
+
+
+def test_the_last_writing_says_how_much_is_left(tmp_path, monkeypatch, install, write_suite):
+    install(toys)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("bpcbench.tracking.live.BAR_SECONDS", 0.1)
+    suite = write_suite(SUITE.replace("[pick, moody]", "[pick]"))
+    done = bpcbench.run(suite, out=tmp_path / "s", inline=True, track=False)
+    begin = Book.begin
+    monkeypatch.setattr(Book, "begin", lambda book: (time.sleep(0.5), begin(book))[1])
+    said = []
+    tracker = Tracker(done.view.manifest, done.view.store, set(), said.append)
+    tracker.start()
+    tracker.close(ok=True)
+    assert not tracker.failed
+    (line,) = said
+    assert re.fullmatch(r"writing \d+ entr(y|ies) to MLflow \.\.\.", line)
+    assert len(kinds(runs(tmp_path / "s"), "cell")) == 4
