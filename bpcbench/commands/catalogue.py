@@ -7,6 +7,7 @@ import inspect
 import json
 from typing import Any
 
+from bpcbench import hooks
 from bpcbench.errors import UserError, unknown
 from bpcbench.registry.discovery import KINDS, Registry, registry
 from bpcbench.registry.options import documentation, summary
@@ -24,6 +25,7 @@ def listing(arguments: argparse.Namespace) -> int:
             "version": plugin.version,
             "module": plugin.module,
             "error": plugin.error,
+            "api": plugin.api,
             "brings": list(plugin.classes),
             "seconds": round(plugin.seconds, 3),
         }
@@ -60,6 +62,8 @@ def _line(kind: str, item: dict[str, Any]) -> str:
         other = item.get("distribution", "bpcbench") != "bpcbench"
         return str(item["summary"]) + (f"  [{item['distribution']}]" if other else "")
     state = f"NOT LOADED: {item['error']}" if item["error"] else ", ".join(item["brings"])
+    if item["api"] is not None and item["api"] < hooks.API_VERSION:
+        state += f"  (written for API {item['api']} of {hooks.API_VERSION})"
     return f"{item['distribution']} {item['version']} ({item['seconds']:.2f} s)  {state}"
 
 

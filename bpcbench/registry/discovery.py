@@ -45,7 +45,10 @@ LOCAL_VARIABLE = "BPCBENCH_PLUGINS"
 
 @dataclass(frozen=True)
 class LoadedPlugin:
-    """One entry point, the outcome of loading it, and how long that took. `error` is empty if it loaded."""
+    """One entry point, the outcome of loading it, and how long that took.
+
+    `error` is empty if it loaded; `api` is the version of the API that it is written for.
+    """
 
     name: str
     distribution: str
@@ -54,6 +57,7 @@ class LoadedPlugin:
     error: str = ""
     classes: tuple[str, ...] = ()
     seconds: float = 0.0
+    api: int | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,8 @@ class Registry:
             self.plugins.append(LoadedPlugin(name, distribution, version, module, _one_line(error), seconds=seconds))
         else:
             seconds = time.perf_counter() - begin
-            self.plugins.append(LoadedPlugin(name, distribution, version, module, "", classes, seconds))
+            api: int = plugin.BPCBENCH_API
+            self.plugins.append(LoadedPlugin(name, distribution, version, module, "", classes, seconds, api))
 
     def _register(self, plugin: Any, name: str, distribution: str) -> Iterator[str]:
         for kind, base in KINDS.items():

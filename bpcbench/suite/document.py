@@ -318,6 +318,8 @@ def _long_form(value: Any, path: KeyPath) -> Any:
         return {}
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return dict.fromkeys(value)
+    if path == ("preprocessing",) and isinstance(value, dict) and isinstance(value.get("plugin"), str):
+        return {"default": value}
     if isinstance(value, str):
         if path == ("preprocessing",):
             return {"default": {"plugin": value}}

@@ -43,8 +43,10 @@ def _axis(registry: Registry, axis: str, kind: str) -> dict[str, Any]:
     other = {"anyOf": [nothing, {"enum": names}, *(_options(registry, kind, n, extra, named=True) for n in names)]}
     if NATIVE in listed:
         own[NATIVE] = nothing
+    alone = [_options(registry, kind, n, extra, named=True) for n in names] if axis == "preprocessing" else []
     return {
         "anyOf": [
+            *alone,
             {"enum": listed},
             {"type": "array", "items": {"enum": listed}},
             {

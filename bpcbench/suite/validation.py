@@ -109,6 +109,8 @@ class _Validator:
             return self._absent(axis)
         if axis == "preprocessing" and isinstance(raw, str):
             raw = {"default": {"plugin": raw}}
+        elif axis == "preprocessing" and isinstance(raw, Mapping) and isinstance(raw.get("plugin"), str):
+            raw = {"default": dict(raw)}
         if isinstance(raw, str):
             raw = [raw]
         if isinstance(raw, list) and all(isinstance(item, str) for item in raw):

@@ -9,10 +9,11 @@ from unittest import SkipTest
 import numpy as np
 
 from bpcbench.api import Inference, Network, Predictive
+from bpcbench.errors import UserError
 from bpcbench.records import Array, Coreset, Inputs, Offer, Transform
 from bpcbench.testing.devices import on_its_device
 from bpcbench.testing.plugins import PluginConformance, above_chance, differ, not_asked, repeats, resumes, same
-from bpcbench.testing.toys import Scale, context, toy_coreset, toy_data, toy_images, toy_prerequisites
+from bpcbench.testing.toys import Scale, context, toy_coreset, toy_data, toy_images, toy_prerequisites, weighted
 
 TOLERANCE = 1e-5
 """How much a log-probability may move when the test batch is split or permuted."""
@@ -102,6 +103,25 @@ class InferenceConformance(PluginConformance):
         restored = self.ready().restore(copies, self.coreset(), self.network, self.inputs(), context(tmp_path / "b"))
         before, after = ({"log_probs": p.predict(self._images()).log_probs} for p in (predictive, restored))
         same(before, after, "restore(arrays()) predicts other bits than the fit: keep all that the predictive uses")
+
+    def test_weights(self, tmp_path: Path) -> None:
+        """The weights of rows matter, or the inference refuses them with a reason."""
+        plain = self._arrays(context(tmp_path / "a"))
+        made = weighted(self.coreset())
+        try:
+            fitted = self.ready().fit(made, self.network, self.inputs(), context(tmp_path / "b"))
+        except (ValueError, UserError) as reason:
+            refusal = str(reason)
+        else:
+            refusal = ""
+        if refusal:
+            assert "weight" in refusal, f"a coreset with weights is refused without naming them: {refusal}"
+            raise SkipTest(f"it refuses weights: {refusal}")
+        other = {"log_probs": fitted.predict(self._images()).log_probs}
+        assert differ(plain, other), (
+            "Coreset.weights change nothing. Let a row of weight w count like w rows, or raise ValueError in fit for a "
+            "coreset with weights"
+        )
 
     def test_device(self, tmp_path: Path) -> None:
         """It computes on the device that it is given."""

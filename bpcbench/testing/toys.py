@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,11 @@ def toy_coreset(data: Data | None = None, per_class: int = 5, convention: Conven
         targets = np.eye(data.facts.classes, dtype=np.float32)[ids]
         targets = targets - 1 / data.facts.classes if convention == "centred" else targets
     return Coreset(images=images, targets=targets, class_ids=ids, classes=data.facts.classes, convention=convention)
+
+
+def weighted(coreset: Coreset) -> Coreset:
+    """Return the coreset with weights that differ within every class."""
+    return replace(coreset, weights=np.where(np.arange(len(coreset)) % 2, 3.0, 0.25).astype(np.float32))
 
 
 def toy_prerequisites(needs: Mapping[str, Need], data: Data) -> dict[str, PrerequisiteOutput]:

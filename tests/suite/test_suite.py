@@ -19,6 +19,7 @@ from bpcbench.errors import Mistakes
 from bpcbench.planning.plan import make
 from bpcbench.registry.discovery import Registry
 from bpcbench.running.engines import Inline, Local
+from bpcbench.suite.document import override, parse
 from bpcbench.suite.files import load, locate, read, shipped
 from bpcbench.suite.keys import AXES, KEYS, PROTOCOLS
 from bpcbench.suite.model import Suite
@@ -27,6 +28,7 @@ from bpcbench.suite.validation import validate
 from bpcbench_baselines.kmeans import KMeans
 from bpcbench_torch.inferences import Ensemble
 from bpcbench_torch.preprocessing import Standardize
+from bpcbench_torch.zca import ZCA
 
 SMALL = "protocol: 1\ndatasets: digits\nipc: 1\nmethods: random\n"
 
@@ -98,6 +100,15 @@ def test_every_key_has_a_help_line_and_is_read_by_the_table_or_names_plugins(reg
         name: key.help for name, key in KEYS.items()
     }
     assert all(key.help for key in KEYS.values())
+
+
+def test_the_only_preprocessing_may_stand_alone_with_its_options(registry: Registry, write_suite: Write) -> None:
+    text = "protocol: 1\ndatasets: [digits]\nipc: [1]\nmethods: [random]\n"
+    for short in ("{plugin: zca, centred: false}", "{default: {plugin: zca, centred: false}}"):
+        suite = load(registry, write_suite(text + f"preprocessing: {short}\n"))
+        assert suite.settings["digits", 1].preprocessing == {"default": ZCA(centred=False)}
+    document = override(parse(text + "preprocessing: {plugin: zca}\n", "s"), ["preprocessing.default.grey=true"])
+    assert validate(registry, document).settings["digits", 1].preprocessing == {"default": ZCA(grey=True)}
 
 
 def test_all_keys(registry: Registry, write_suite: Write) -> None:
