@@ -159,6 +159,12 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("--jobs", type=_positive, metavar="N", help="stages at a time (default: CPUs / threads)")
     tune.add_argument("--quiet", action="store_true", help="print failures and the preset only")
 
+    figure = _suite_command(
+        commands, "figure", "figures:figure", "draw a suite's coresets before and after as the paper does", view=True
+    )
+    figure.add_argument("--output", metavar="FOLDER", help="where to write the PNG files (default: figures/SUITE)")
+    figure.add_argument("--seed", type=_seed, default=0, metavar="N", help="distillation seed to draw (default: 0)")
+
     data = commands.add_parser("data", help="list data sets and where they are looked for; download them")
     actions = data.add_subparsers(dest="action", metavar="ACTION", required=True)
     have = actions.add_parser("list", help="say which data sets are there, and whether they are the official ones")
@@ -362,6 +368,12 @@ def _days(text: str) -> float:
     if not 0 <= days < math.inf:
         raise argparse.ArgumentTypeError("must be a number of days, 0 or more")
     return days
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected 0, 1, 2, ..., got {text!r}")
+    return int(text)
 
 
 def _rate(text: str) -> float:

@@ -225,15 +225,19 @@ def _without_data(prepared: Prepared, rate: float | None) -> Iterator[str]:
         if not costs.stages:
             continue
         total, size = total + costs.operations, size + costs.bytes
-        hours = "" if rate is None else f", {costs.operations / rate / 3600:,.1f} h"
+        hours = "" if rate is None else f", {_long(costs.operations / rate)}"
         unknown = f"; {costs.unknown:,} of {costs.stages:,} stages state none" if costs.unknown else ""
         yield f"  {kind:<12} {costs.operations:.2e} operations{hours}, {spell_bytes(costs.bytes)}{unknown}"
     if rate is None:
         hours = "hours: give --rate OPERATIONS_PER_SECOND, or a store (--out) with coresets of its own"
     else:
-        hours = f"{total / rate / 3600:,.1f} h one after the other at {rate:.1e} operations per second ({source})"
+        hours = f"{_long(total / rate)} one after the other at {rate:.1e} operations per second ({source})"
     yield f"  in all       {total:.2e} operations, {spell_bytes(size)}; {hours}"
     yield "  operations: convolutions and matrix products of networks, a gradient step as three forward passes"
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else spell(seconds)
 
 
 def _as_json(planned: PlannedStage) -> dict[str, object]:

@@ -158,7 +158,7 @@ def _points(store: Store, address: Address) -> list[dict[str, Any]]:
 
 
 def _pace(store: Store, address: Address) -> float | None:
-    """Return the seconds per 100 steps of the longest loop of a stage, from the first to the last time noted.
+    """Return the seconds per 100 steps of a stage's first loop, from the first to the last time noted.
 
     Times of curves are by the clock; on the CPU they are taken times the share of it that the stage had.
     """
@@ -166,7 +166,7 @@ def _pace(store: Store, address: Address) -> float | None:
     for point in _points(store, address):
         # Points are noted in groups, with the time of the last of them.
         last.setdefault(point["what"], {})[float(point["t"])] = int(point["step"])
-    reached = max(last.values(), key=lambda times: max(times.values()), default={})
+    reached: dict[float, int] = next(iter(last.values()), {})
     if len(reached) < 2:
         return None
     (start, first), (end, final) = min(reached.items()), max(reached.items())

@@ -277,3 +277,25 @@ def test_the_file_ships_in_the_wheel(tmp_path: Path) -> None:
     (wheel,) = WheelBuilder(str(root)).build(directory=str(tmp_path), versions=["standard"])
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("bpcbench_vbpc/published.csv") == NUMBERS.read_bytes()
+
+
+def test_costs_stand_beside_the_columns_of_the_table_of_costs(paper: Publication) -> None:
+    assert printed(paper, VBPC, "cost/distil s") == "5.5 h"
+    assert printed(paper, VBPC, "cost/infer s") == "20"
+    assert printed(paper, rkl("conv-bn"), "cost/prep s") == printed(paper, rkl("conv-in"), "cost/prep s") == "5 h"
+    numbers = {number.metric: number for number in paper.numbers if number.table == "cost_training"}
+    assert numbers["train_hours"].mean == pytest.approx(3600 * float(numbers["train_hours"].printed[0].split()[0]))
+
+
+def test_both_forms_of_loss_and_prediction_have_their_memory(paper: Publication) -> None:
+    for naive, loss, pace, bma in ((True, "542.9", "54.0", "542.9"), (False, "272.9", "9.9", "268.9")):
+        trained = replace(VBPC, method_options={**VBPC.method_options, "naive": naive})
+        assert printed(paper, trained, "cost/loss MB") == loss
+        assert printed(paper, trained, "cost/s/100 steps") == pace
+        assert printed(paper, VBPC, "cost/BMA MB", inference_options={"naive": naive}) == bma
+
+
+def test_an_architecture_is_matched_in_the_form_of_frepos_code_only(paper: Publication) -> None:
+    for network, acc in (("alexnet-nn", "48.0"), ("resnet18-bn", "54.9"), ("vgg11-gn", "52.4")):
+        assert printed(paper, VBPC, network=network, network_options={"form": "faithful"}) == acc
+        assert printed(paper, VBPC, network=network, network_options={"form": "proper"}) == ""

@@ -167,3 +167,36 @@ def test_costs_or_differences_not_both(folder: Path, capsys: pytest.CaptureFixtu
         cli.main(_words(folder, "--against", "random"))
     assert ended.value.code == 2
     assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_measured_memory_has_columns_and_the_published_number_below(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The naive loss holds several h x h arrays at a time, the efficient one none."""
+    width = 128 * 2 * 2
+    (tmp_path / "memory.yaml").write_text("""
+datasets: [digits]
+ipc: [1]
+methods:
+  small: &options {plugin: vbpc, steps: 1, batch: 8, pool: 1, measure: true, network: &net {plugin: conv-bn, width: 64}}
+  naive: {plugin: vbpc, steps: 1, batch: 8, pool: 1, measure: true, naive: true, network: *net}
+inferences: {vi: {steps: 1, measure: true}, vi-naive: {plugin: vi, steps: 1, measure: true, naive: true}}
+networks: {conv-bn: {width: 64}}
+exclude: [{method: small, inference: vi-naive}, {method: naive, inference: vi}]
+seeds: 1
+""")
+    session = Session(str(tmp_path / "memory.yaml"), out=tmp_path / "out", inline=True, track=False, quiet=True)
+    assert session.run().exit_code == 0
+    view = session.view()
+    found = {cost.method: cost.measured for cost in costs(view.manifest, view.store)}
+    square = 4 * width**2 / 1e6
+    assert set(found["small"]) == {"loss MB", "BMA MB"}
+    assert found["small"]["loss MB"] < square
+    assert found["small"]["BMA MB"] < 2 * square, "the features of a batch of 250 are about one"
+    assert found["naive"]["loss MB"] > 3 * square
+    assert found["naive"]["BMA MB"] > 3 * square
+    rows = session.rows()
+    by_method = {row.method: row.value for row in rows if row.metric == "acc"}
+    assert by_method["small"] == pytest.approx(by_method["naive"], abs=0.02)
+    assert cli.main(["report", str(tmp_path / "memory.yaml"), "--out", str(tmp_path / "out"), "--costs"]) == 0
+    assert "the largest amount that its tensors take at a time" in " ".join(capsys.readouterr().out.split())
