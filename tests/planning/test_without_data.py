@@ -27,7 +27,8 @@ def test_every_suite_of_the_paper_plans_without_data(name: str, tmp_path: Path) 
     assert any(not cell.skipped for cell in plan.cells)
     assert {dataset.plugin.name for dataset in plan.datasets.values()} <= set(plan.declared)
     assert {one.status for one in plan.stages} == {"no data"}
-    assert all(one.operations is not None for one in plan.stages if one.kind == "coreset")
+    unknown = {one.plugin for one in plan.stages if one.kind == "coreset" and one.operations is None}
+    assert unknown <= {"rcig"}
 
 
 @pytest.mark.campaign
