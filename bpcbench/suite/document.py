@@ -212,6 +212,10 @@ def override(document: Document, assignments: list[str]) -> Document:
             message = f"cannot read override {shortened(text)!r}: expected KEY=VALUE"
             mistakes.append(Mistake("", message, file="command line"))
             continue
+        if path[0] == "extends":
+            message = "what a suite extends is read with its file; write it there"
+            mistakes.append(Mistake("extends", message, file="command line"))
+            continue
         if len(path) > MAX_DEPTH:
             message = f"a key of {len(path):,} parts: nothing in a suite is nested more than {MAX_DEPTH} levels deep"
             mistakes.append(Mistake(shortened(key), message, file="command line"))

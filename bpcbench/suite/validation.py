@@ -68,7 +68,12 @@ class _Validator:
             self._setting(axes, [])  # without a cell, the options of the plugins are still checked
         exclude = read_exclude(values.get("exclude"), axes, known, self.mistake)
         engine = self._engine(values.get("engine", "local"))
-        self._known_metrics(fields.get("metrics", ()), [e for e in evaluators.values() if e is not None])
+        built = [e for e in evaluators.values() if e is not None]
+        self._known_metrics(fields.get("metrics", ()), built)
+        if "metrics" not in fields and not set(Suite.metrics) & metric_names(built):
+            # None of the usual metrics: those of the suite's own evaluators, as they declare them.
+            declared = tuple(dict.fromkeys(metric.name for e in built for metric in e.metrics()))
+            fields["metrics"] = declared or Suite.metrics
         if self.mistakes:
             raise Mistakes(str(file), self.mistakes.values())
         fields = {"name": file.stem, "protocol": PROTOCOLS[-1], **fields}

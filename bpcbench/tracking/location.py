@@ -38,10 +38,11 @@ def tracking_uri(store: Path) -> str:
         raise StoreError(f"{path} is not a file: MLflow's database belongs there; move it away, or pass --no-mlflow")
     if _PLAIN.fullmatch(str(path)):
         return f"sqlite:///{path}"
-    # How a path is escaped depends on SQLAlchemy's version.
+    # How a path is escaped depends on SQLAlchemy's version. With the driver named, MLflow does not create the folder of
+    # the escaped path.
     from sqlalchemy.engine import URL
 
-    return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
+    return URL.create("sqlite+pysqlite", database=str(path)).render_as_string(hide_password=False)
 
 
 def database(store: Path) -> Path:

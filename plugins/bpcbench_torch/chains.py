@@ -75,7 +75,7 @@ class Samples:
         kept = self._kept[index]
         if isinstance(kept, Tensor):
             return kept[chain]
-        return torch.from_numpy(np.array(np.load(kept, mmap_mode="r")[chain]))
+        return torch.from_numpy(np.array(np.load(kept, mmap_mode="r", allow_pickle=False)[chain]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the content of a checkpoint."""
