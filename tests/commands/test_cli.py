@@ -194,9 +194,10 @@ def test_other_names_of_metrics_suggest_the_metric(name, meant, tmp_path, capsys
 
 def test_a_missing_data_set_names_the_command_that_gets_it(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("BPCBENCH_DATA", raising=False)
-    words = ["plan", "quickstart", "datasets=[mnist]", "--out", str(tmp_path), "--data", str(tmp_path)]
+    words = ["run", "quickstart", "datasets=[mnist]", "--out", str(tmp_path / "new"), "--data", str(tmp_path)]
     assert main(words) == 2
     assert f"; `bpcbench data get mnist --data {tmp_path}` downloads it (or run with" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_that_cannot_be_written_is_refused_first(tmp_path):
