@@ -26,7 +26,7 @@ from bpcbench_distill.linearisation import Linearisation
 EXPLICIT = 2**26
 """The largest Jacobian that is computed as a matrix, in numbers. Beyond, its products are computed through the network.
 
-Both ways agree up to rounding; which is taken depends on sizes alone. On a CPU the matrix is two to ten times faster.
+Both ways agree up to rounding; which is taken depends on sizes alone. docs/speed.md has measurements.
 """
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]

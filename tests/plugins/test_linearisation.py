@@ -182,7 +182,7 @@ def test_the_implicit_term_is_the_inner_product_with_the_gradient() -> None:
 
 
 def test_gradients_of_the_implicit_term_by_central_differences() -> None:
-    linear, (images, targets) = Linearisation(built()), rows(2)
+    linear, (images, targets) = Linearisation(built(replace(SMOOTH, depth=1))), rows(2)
     t, v = 0.3 * direction(linear), direction(linear, 7)
     inputs = (images.requires_grad_(), targets.requires_grad_())
     assert torch.autograd.gradcheck(lambda x, y: implicit_term(linear, x, y, t, v, L2), inputs)

@@ -16,6 +16,7 @@ from bpcbench.data.splits import load_split, training_data
 from bpcbench.records import Coreset, Facts, Inputs, Transform, mirrored
 from bpcbench.testing import InferenceConformance, MethodConformance, context, toy_coreset, toy_data, toy_inputs
 from bpcbench_data.digits import Digits
+from bpcbench_distill import rates
 from bpcbench_distill.inner_problem import InnerProblem
 from bpcbench_distill.kernel import margin
 from bpcbench_distill.linearisation import Linearisation
@@ -31,13 +32,13 @@ from bpcbench_torch.preprocessing import Standardize
 
 SMALL = ConvNN(width=4)
 QUICK = RCIG(
-    steps=12, network=SMALL, batch=16, pool=2, updates=6, pool_steps=3, inner_steps=4, hvp_steps=4, search=False
+    steps=7, network=SMALL, batch=16, pool=2, updates=6, pool_steps=3, inner_steps=4, hvp_steps=4, search=False
 )
 
 
 class TestRCIG(MethodConformance):
     plugin = replace(QUICK, inner_lr=1e-3, hvp_lr=0.1)
-    interruptions = (1, 5, 11)
+    interruptions = (1, 5)
 
 
 class TestRCIGVariants(MethodConformance):
@@ -58,23 +59,33 @@ class TestRCIGInference(InferenceConformance):
     network = SMALL
 
 
-def test_it_resumes_in_the_middle_of_search_and_adaptation(tmp_path):
-    """Interrupted just before the rates adapt at step 50, after they were searched for at step 0."""
+def test_it_resumes_in_the_middle_of_search_and_adaptation(tmp_path, monkeypatch):
+    """Interrupted after the search of step 0 and just before the rates adapt, here every 8 steps."""
+    monkeypatch.setattr(rates, "_INTERVAL", 8)
 
     class Test(MethodConformance):
         plugin = replace(
-            QUICK, steps=53, network=ConvNN(width=2), batch=8, pool_steps=1, inner_steps=2, hvp_steps=2,
-            inner_lr=1e-3, hvp_lr=1.0, adapt="both", search=True,
-        )  # fmt: skip
-        interruptions = (49,)
+            QUICK,
+            steps=10,
+            network=ConvNN(width=2),
+            batch=8,
+            pool_steps=1,
+            inner_steps=2,
+            hvp_steps=2,
+            inner_lr=1e-2,
+            hvp_lr=10.0,
+            adapt="both",
+            search=True,
+        )
+        interruptions = (7,)
 
     logged = []
     ctx = context(tmp_path / "once")
     log = ctx.log
     ctx.log = lambda **values: logged.append(values) or log(**values)
     Test.plugin.distil(toy_data(), 1, toy_inputs(), ctx)
-    rates = [values["inner_lr"] for values in logged if "inner_lr" in values]
-    assert Test.plugin.inner_lr != rates[0] == rates[50] != rates[52]
+    seen = [values["inner_lr"] for values in logged if "inner_lr" in values]
+    assert Test.plugin.inner_lr != seen[0] == seen[8] != seen[9]
     Test().test_resumes_exactly(tmp_path / "again")
 
 
@@ -368,7 +379,18 @@ def test_it_learns_on_digits(tmp_path):
     held = load_split(Digits(), Path(), "validation")
     network = ConvNN(width=8)
     method = RCIG(
-        steps=40, network=network, batch=128, pool=3, pool_lr=1e-3, lr=0.03, search=False, inner_lr=5e-3, hvp_lr=10.0
+        steps=40,
+        network=network,
+        batch=64,
+        pool=2,
+        pool_lr=1e-3,
+        pool_steps=8,
+        lr=0.03,
+        inner_steps=8,
+        hvp_steps=8,
+        search=False,
+        inner_lr=5e-3,
+        hvp_lr=10.0,
     )
     inference = RCIGInference(steps=100, lr=5e-3, augmentation="none", loops="nominal")
     kept = {}
