@@ -257,7 +257,11 @@ class Method(Plugin, abc.ABC):
 
     @abc.abstractmethod
     def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
-        """Return the coreset. It must be a function of the options, the data, ipc, `inputs` and `ctx.seed` alone."""
+        """Return the coreset. It must be a function of the options, the data, ipc, `inputs` and `ctx.seed` alone.
+
+        Not every class needs to have training data: in class-incremental learning only those of a step do. The coreset
+        is then of the classes that are there (`data.present`), its targets are over all `data.facts.classes`.
+        """
 
 
 class Network(Plugin, abc.ABC):
@@ -336,6 +340,8 @@ class Evaluator(Plugin, abc.ABC):
     """Whether suites that name none use it by default. A subclass does not inherit it."""
     uses_coreset: ClassVar[bool] = False
     """True when `score` reads `inputs.coreset`, the coreset behind the predictions."""
+    uses_tasks: ClassVar[bool] = False
+    """True when `score` reads `inputs.tasks`, the predictions after every step; a suite then needs the key `tasks`."""
 
     def splits(self, facts: Facts) -> Sequence[SplitRef]:
         """Return the splits to be predicted."""

@@ -105,12 +105,12 @@ def bpcbench_prerequisites() -> Iterable[type[Prerequisite]]:
 
         @dataclass(frozen=True)
         class ClassMeans(bpcbench.Prerequisite):
-            "The mean image of every class, in network space."
+            "The mean image of every class that is there, in network space."
             name = "class-means"
 
             def make(self, data, inputs, ctx, member):
                 images = inputs.transform.apply(data.train.images)
-                means = [images[data.labels == c].mean(0) for c in range(data.facts.classes)]
+                means = [images[data.labels == c].mean(0) for c in data.present]
                 return {"means": np.stack(means).astype(np.float32)}
 
         @bpcbench.hookimpl
@@ -179,8 +179,10 @@ def bpcbench_inferences() -> Iterable[type[Inference]]:
             resources = bpcbench.Resources()
 
             def fit(self, coreset, network, inputs, ctx):
-                means = [coreset.images[coreset.class_ids == c].mean(0) for c in range(coreset.classes)]
-                return NearestMean(np.stack(means))
+                means = np.full((coreset.classes, *coreset.images.shape[1:]), np.inf, np.float32)
+                for c in np.unique(coreset.class_ids):
+                    means[c] = coreset.images[coreset.class_ids == c].mean(0)
+                return NearestMean(means)
 
         @bpcbench.hookimpl
         def bpcbench_inferences():

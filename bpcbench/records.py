@@ -113,7 +113,11 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What a method or a prerequisite may see: the facts and the training split, never a test split."""
+    """What a method or a prerequisite may see: the facts and the training split, never a test split.
+
+    In class-incremental learning the split holds the classes of one step only. `facts.classes` is then still the number
+    of all classes, and the others have no images here; `present` are those that have.
+    """
 
     facts: Facts
     train: Split
@@ -124,6 +128,11 @@ class Data:
         if self.train.labels is None:
             raise ValueError("this data set has no training labels")
         return self.train.labels
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The classes that have training images, sorted."""
+        return tuple(np.unique(self.labels).tolist())
 
 
 @dataclass(frozen=True)
@@ -194,10 +203,26 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class EvaluatorInputs(Inputs):
-    """What an evaluator works with beside predictions: those of its reference, and the coreset, if it asks for them."""
+    """What an evaluator works with beside predictions: those of its reference, and the coreset, if it asks for them.
+
+    `tasks` are the steps of class-incremental learning, for an evaluator that asks for them; the predictions after the
+    last one are those that are scored.
+    """
 
     reference: Mapping[SplitRef, Predictions] = field(default_factory=dict)
     coreset: Coreset | None = None
+    tasks: tuple[LearnedTask, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedTask:
+    """One step of class-incremental learning: the classes that it brought, and what was predicted after it.
+
+    Log-probabilities have a column for every class of the data set, also for those that have not been seen.
+    """
+
+    classes: tuple[int, ...]
+    predictions: Mapping[SplitRef, Predictions]
 
 
 @dataclass(frozen=True)
@@ -653,6 +678,8 @@ class PublishedQuery:
     inference_options: Mapping[str, Any] = field(default_factory=dict)
     network_options: Mapping[str, Any] = field(default_factory=dict)
     metric: str = ""
+    tasks: int | None = None
+    """The number of steps in which the classes come; None: all at once."""
 
 
 @dataclass(frozen=True)
@@ -661,7 +688,8 @@ class PublishedPattern:
 
     None matches everything; the images per class are the number's own. Options match if the cell has all that are
     named here, with these values; an option that is a plugin is given as a mapping such as
-    `{"network": {"plugin": "convnet"}}`. Without `metrics` the pattern matches the number's own metric.
+    `{"network": {"plugin": "convnet"}}`. Without `metrics` the pattern matches the number's own metric. `tasks` is the
+    number of steps in which the classes come; here None matches only suites in which they come all at once.
     """
 
     dataset: str | None = None
@@ -673,6 +701,7 @@ class PublishedPattern:
     inference_options: Mapping[str, Any] = field(default_factory=dict)
     network_options: Mapping[str, Any] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
+    tasks: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("method_options", "inference_options", "network_options"):

@@ -96,17 +96,20 @@ class RunResult:
         *,
         seed: int = 0,
         step: int | None = None,
+        order: int | str | None = None,
     ) -> Coreset:
         """Return a coreset of the run, or its snapshot after `step`; a notebook shows it.
 
-        `dataset` and `ipc` may be left out where the method has one only. Raise UserError, with what there is, if the
+        `dataset`, `ipc` and, in class-incremental learning, `order` may be left out where the method has one only; the
+        coreset is then the union of those of all steps. Raise UserError, with what there is, if the
         run has no such coreset.
         """
         from bpcbench.coresets.reading import load_coreset
         from bpcbench.records import union
         from bpcbench.store.address import Address
 
-        cell = self._cell({"method": method, "dataset": dataset, "ipc": ipc, "distil_seed": seed})
+        named = None if order is None else str(order)
+        cell = self._cell({"method": method, "dataset": dataset, "ipc": ipc, "order": named, "distil_seed": seed})
         addresses = cell.coresets
         if step is not None:
             addresses = tuple(Address(one.kind, one.key, f"step-{step}") for one in addresses)
@@ -153,7 +156,7 @@ class RunResult:
 
 
 def _label(cell: CellRecord, axis: str) -> object:
-    return cell.distil_seed if axis == "distil_seed" else getattr(cell.group, axis)
+    return getattr(cell if axis in ("distil_seed", "order") else cell.group, axis)
 
 
 def _listed(values: Iterable[object]) -> str:

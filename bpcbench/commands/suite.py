@@ -111,6 +111,9 @@ def _again(words: list[str]) -> list[str]:
 def _summary(plan: Plan) -> str:
     cells = sum(not cell.skipped for cell in plan.cells)
     lines = [f"{plan.suite.name}: {cells:,} cells, {len(plan.stages):,} stages"]
+    if (tasks := plan.suite.tasks) is not None:
+        orders = f"class order{'s' * (len(tasks.orders) > 1)} {', '.join(map(str, tasks.orders))}"
+        lines.append(f"  classes come in {tasks.steps} steps, {orders}: a cell has {tasks.steps} coresets")
     by_kind: dict[str, Counter[str]] = {}
     for planned in plan.stages:
         by_kind.setdefault(planned.kind, Counter())[planned.status] += 1

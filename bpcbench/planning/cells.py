@@ -11,9 +11,11 @@ from bpcbench.errors import UserError
 from bpcbench.planning.datasets import ResolvedDataset
 from bpcbench.planning.planner import Planner
 from bpcbench.planning.spec import Spec
+from bpcbench.planning.stages import Fitted, PredictStage
 from bpcbench.records import Offer, snapshot_member
 from bpcbench.store.address import Address
 from bpcbench.suite.model import Suite
+from bpcbench.suite.tasks import task_classes
 
 Snapshots = Callable[[str], Sequence[int]]
 """The steps at which the coreset of a key was kept, and is to be evaluated too."""
@@ -59,7 +61,9 @@ class Choice:
 class Cell:
     """One point of the grid: what is compared with what. `skipped` holds the reason if it is not possible.
 
-    `step` is the step after which the coreset is evaluated; None means its end.
+    `step` is the step after which the coreset is evaluated; None means its end. In class-incremental learning `order`
+    names the order of the classes, `coresets` has one coreset per step, `predict` is what their union predicts, and
+    `earlier` what was predicted after each step before the last, with the splits `earlier_splits`.
     """
 
     at: Coordinates
@@ -72,12 +76,16 @@ class Cell:
     scores: Mapping[str, Address] = field(default_factory=dict)
     skipped: str = ""
     step: int | None = None
+    order: str = ""
+    earlier: tuple[str, ...] = ()
+    earlier_splits: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """The cell in words."""
         at_step = "" if self.step is None else f" step {self.step}"
-        return f"{self.at.label} seed {self.distil_seed}.{self.evaluate_seed}{at_step}"
+        order = f" order {self.order}" if self.order else ""
+        return f"{self.at.label}{order} seed {self.distil_seed}.{self.evaluate_seed}{at_step}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,32 +149,98 @@ def _seeds(
     planner: Planner, dataset: ResolvedDataset | str, at: Coordinates, snapshots: Snapshots | None
 ) -> Iterator[Cell]:
     suite = planner.suite
+    orders = [""] if suite.tasks is None else [str(order) for order in suite.tasks.orders]
     seeds = [(d, e) for d in range(suite.distil_seeds) for e in range(suite.evaluate_seeds)]
     plugins = f"data are missing: {dataset}" if isinstance(dataset, str) else _choose(planner, dataset, at)
     if isinstance(plugins, str) or isinstance(dataset, str):
-        yield from (Cell(at, *seed, skipped=str(plugins)) for seed in seeds)
+        yield from (Cell(at, *seed, skipped=str(plugins), order=order) for order in orders for seed in seeds)
         return
     transform = planner.once(planner.transform, dataset, plugins.preprocessing)
-    for d, e in seeds:
-        name = f"{at.dataset} ipc {at.ipc} {at.method} seed {d}"
-        stage = planner.once(planner.coreset, dataset, at.ipc, plugins.method, transform, d, name)
-        final: Address = stage.addresses[0]
-        for step in (None, *(snapshots(stage.key) if snapshots else ())):
-            coreset = final if step is None else replace(final, member=snapshot_member(step))
-            cell = Cell(at, d, e, plugins.choice, (coreset,), step=step)
-            label = cell.label
-            predict = planner.predict(dataset, cell.coresets, plugins.inference, plugins.network, transform, e, label)
-            scores = {
-                evaluator: planner.score(
-                    dataset,
-                    evaluator,
-                    predict,
-                    f"{label} {evaluator}",
-                    planner.once(planner.reference, dataset, evaluator, at.ipc, plugins.network, transform),
-                )
-                for evaluator in dataset.splits
-            }
-            yield replace(cell, predict=predict.key, splits=predict.members, scores=scores)
+    for order, classes in zip(orders, _tasks(suite, dataset), strict=True):
+        for d, e in seeds:
+            name = f"{at.dataset} ipc {at.ipc} {at.method} seed {d}"
+            parts = [planner.training(dataset, some) for some in classes]
+            stages = [
+                planner.once(planner.coreset, dataset, part, at.ipc, plugins.method, transform, d, name)
+                for part in parts
+            ]
+            final = tuple(stage.addresses[0] for stage in stages)
+            for step in (None, *_kept(snapshots, [stage.key for stage in stages])):
+                member = None if step is None else snapshot_member(step)
+                coresets = tuple(replace(one, member=member) for one in final) if member else final
+                cell = Cell(at, d, e, plugins.choice, coresets, step=step, order=order)
+                yield _predicted(planner, dataset, cell, plugins, transform, classes)
+
+
+def _tasks(suite: Suite, dataset: ResolvedDataset) -> Sequence[tuple[tuple[int, ...], ...]]:
+    """Return the classes of every step for every order; one step of all classes where the suite has no tasks."""
+    if suite.tasks is None:
+        return [(tuple(range(dataset.facts.classes)),)]
+    return [task_classes(order, dataset.facts.classes, suite.tasks.steps) for order in suite.tasks.orders]
+
+
+def _kept(snapshots: Snapshots | None, keys: Sequence[str]) -> Sequence[int]:
+    """Return the steps at which all of several coresets were kept."""
+    if snapshots is None:
+        return ()
+    first, *others = ([*snapshots(key)] for key in keys)
+    return [step for step in first if all(step in other for other in others)]
+
+
+def _predicted(
+    planner: Planner,
+    dataset: ResolvedDataset,
+    cell: Cell,
+    plugins: _Plugins,
+    transform: Fitted,
+    classes: tuple[tuple[int, ...], ...],
+) -> Cell:
+    """Return the cell with its predictions, after every step if an evaluator asks for them, and its scores."""
+    at, suite = cell.at, planner.suite
+    asking = [name for name in dataset.splits if suite.evaluators[name].uses_tasks]
+    early = {split.member: split for name in asking for split in dataset.splits[name]}
+    made: list[tuple[tuple[int, ...], PredictStage]] = []
+    for number, brought in enumerate(classes, 1) if early else ():
+        last = number == len(classes)
+        stage = planner.predict(
+            dataset,
+            cell.coresets[:number],
+            plugins.inference,
+            plugins.network,
+            transform,
+            cell.evaluate_seed,
+            cell.label if last else f"{cell.label} after task {number} of {len(classes)}",
+            None if last else early,
+            planner.training(dataset, tuple(label for some in classes[:number] for label in some)),
+        )
+        made.append((brought, stage))
+    predict = (
+        made[-1][1]
+        if made
+        else planner.predict(
+            dataset, cell.coresets, plugins.inference, plugins.network, transform, cell.evaluate_seed, cell.label
+        )
+    )
+    scores = {
+        evaluator: planner.score(
+            dataset,
+            evaluator,
+            predict,
+            f"{cell.label} {evaluator}",
+            planner.once(planner.reference, dataset, evaluator, at.ipc, plugins.network, transform),
+            made,
+        )
+        for evaluator in dataset.splits
+    }
+    earlier = tuple(stage.key for _, stage in made[:-1])
+    return replace(
+        cell,
+        predict=predict.key,
+        splits=predict.members,
+        scores=scores,
+        earlier=earlier,
+        earlier_splits=tuple(early) if earlier else (),
+    )
 
 
 def _choose(planner: Planner, dataset: ResolvedDataset, at: Coordinates) -> _Plugins | str:

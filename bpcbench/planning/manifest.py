@@ -46,7 +46,7 @@ def manifest_of(
     for cell in plan.cells:
         known = groups.get(cell.at)
         if known is None or (not known.plugins and cell.choice is not None):
-            groups[cell.at] = _group(cell, names, publications)
+            groups[cell.at] = _group(cell, names, publications, None if suite.tasks is None else suite.tasks.steps)
     cells = tuple(_cell(cell, groups[cell.at]) for cell in plan.cells)
     used = {number.publication for group in groups.values() for number in group.published}
     return Manifest(
@@ -97,7 +97,7 @@ def _plugin(spec: Spec) -> PluginRecord:
     return PluginRecord(spec.package, spec.name, spec.version, spec.settings())
 
 
-def _group(cell: Cell, metrics: Iterable[str], publications: Sequence[Publication]) -> Group:
+def _group(cell: Cell, metrics: Iterable[str], publications: Sequence[Publication], tasks: int | None) -> Group:
     at, choice = cell.at, cell.choice
     names = (at.dataset, at.ipc, at.method, at.inference, at.network)
     if choice is None:
@@ -111,12 +111,12 @@ def _group(cell: Cell, metrics: Iterable[str], publications: Sequence[Publicatio
         ranked=choice.ranked,
         notes=choice.notes,
         own=choice.own and (_plugin(choice.own[0]), _plugin(choice.own[1])),
-        published=tuple(_published(at.ipc, choice, metrics, publications)),
+        published=tuple(_published(at.ipc, choice, metrics, publications, tasks)),
     )
 
 
 def _published(
-    ipc: int, choice: Choice, metrics: Iterable[str], publications: Sequence[Publication]
+    ipc: int, choice: Choice, metrics: Iterable[str], publications: Sequence[Publication], tasks: int | None
 ) -> Iterable[PublishedRecord]:
     own = choice.own
     native = choice.native_inference or (own is not None and own[0].digest == choice.inference.digest)
@@ -132,6 +132,7 @@ def _published(
             inference_options=choice.inference.settings(),
             network_options=choice.network.settings(),
             metric=metric,
+            tasks=tasks,
         )
         for publication in publications:
             number = match([publication], query)
@@ -150,4 +151,7 @@ def _cell(cell: Cell, group: Group) -> CellRecord:
         scores=cell.scores,
         skipped=cell.skipped,
         step=cell.step,
+        order=cell.order,
+        earlier=cell.earlier,
+        earlier_splits=cell.earlier_splits,
     )

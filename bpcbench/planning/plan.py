@@ -19,6 +19,7 @@ from bpcbench.planning.status import demand, without_data
 from bpcbench.registry.discovery import Registry
 from bpcbench.store.store import Store
 from bpcbench.suite.model import Suite
+from bpcbench.suite.tasks import task_classes
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def _make(
         raise Mistakes(
             suite.name, [Mistake(path, f"{text} (or run with --skip-missing)") for path, text in missing.items()]
         )
+    _check_tasks(suite, [one for one in datasets.values() if isinstance(one, ResolvedDataset)])
     planner = Planner(suite, lookup)
     grid = tuple(cells(planner, datasets, snapshots))
     if all(cell.skipped for cell in grid):
@@ -134,3 +136,17 @@ def _make(
     resolved = {label: one for label, one in datasets.items() if isinstance(one, ResolvedDataset)}
     notes = dict.fromkeys(note for one in resolved.values() for note in one.left_out)
     return Plan(suite, grid, tuple(stages), missing, tuple(notes), resolved, sources.stand_ins)
+
+
+def _check_tasks(suite: Suite, datasets: Iterable[ResolvedDataset]) -> None:
+    """Raise Mistakes if the classes of a data set cannot come in the suite's steps."""
+    if suite.tasks is None:
+        return
+    mistakes = []
+    for dataset in datasets:
+        try:
+            task_classes(suite.tasks.orders[0], dataset.facts.classes, suite.tasks.steps)
+        except ValueError as error:
+            mistakes.append(Mistake("tasks.steps", f"data set {dataset.plugin.name}: {error}"))
+    if mistakes:
+        raise Mistakes(suite.name, mistakes)

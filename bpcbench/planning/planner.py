@@ -27,6 +27,8 @@ from bpcbench.planning.stages import (
     ScoreStage,
     SplitUse,
     Stage,
+    TaskInput,
+    TrainingData,
 )
 from bpcbench.records import FINAL, Facts, Kind, Need, Offer, Resources
 from bpcbench.store.address import Address, digest
@@ -36,6 +38,8 @@ _NUMBER = 4
 """Bytes of a float32."""
 PlanStatus = Literal["cached", "cached (code changed)", "to do", "no data"]
 """`no data`: a stage on data that are not there, of which nothing can be said but what it would cost."""
+_NAMED = 5
+"""So many classes are named in the label of a stage."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +90,7 @@ class Planner:
         self.sizes: dict[str, int] = {}
         """How many bytes the arrays of coresets and predictions have, by the id of the stage."""
         self._memo: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        self._training: dict[tuple[int, tuple[int, ...]], TrainingData] = {}
 
     def once(self, compute: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function once for equal arguments; plugins and other objects are compared by identity."""
@@ -106,25 +111,42 @@ class Planner:
         self._add(stage, label, preprocessing, family, preprocessing.resources)
         return Fitted(spec, stage.addresses[0])
 
+    def training(self, dataset: ResolvedDataset, classes: tuple[int, ...] | None) -> TrainingData:
+        """Return the training data of some classes; None, or all of them, are all the data."""
+        if classes is None or len(classes) == dataset.facts.classes:
+            return dataset.training
+        key = (id(dataset), tuple(sorted(classes)))
+        if key not in self._training:
+            self._training[key] = replace(dataset.training, classes=key[1])
+        return self._training[key]
+
     def coreset(
-        self, dataset: ResolvedDataset, ipc: int, method: Method, transform: Fitted, seed: int, label: str
+        self,
+        dataset: ResolvedDataset,
+        training: TrainingData,
+        ipc: int,
+        method: Method,
+        transform: Fitted,
+        seed: int,
+        label: str,
     ) -> CoresetStage:
-        """Return the stage that distils a coreset."""
+        """Return the stage that distils a coreset of training data, which are those of the data set or a part."""
         spec = self.lookup.spec(method)
-        inputs = self._roles(dataset, method.prerequisites(dataset.facts, ipc), transform)
+        inputs = self._roles(dataset, training, method.prerequisites(dataset.facts, ipc), transform)
         stage = CoresetStage(
             spec,
-            dataset.training,
+            training,
             transform,
             inputs,
             self.suite.precision,
             ipc if method.uses_ipc else None,
             seed if method.uses_seed else None,
         )
-        family = digest([spec.digest, dataset.training.digest, self.suite.precision, stage.ipc])
-        self.operations[stage.id] = partial(method.operations, dataset.facts, ipc)
-        self.sizes[stage.id] = _coreset_bytes(dataset.facts, stage.ipc)
-        self._add(stage, label, method, family, method.resources)
+        family = digest([spec.digest, *_like(dataset, training), self.suite.precision, stage.ipc])
+        part = _part(dataset.facts, training)
+        self.operations[stage.id] = partial(method.operations, part, ipc)
+        self.sizes[stage.id] = _coreset_bytes(part, dataset.facts.classes, stage.ipc)
+        self._add(stage, label + _of_classes(training), method, family, method.resources)
         return stage
 
     def predict(
@@ -137,27 +159,33 @@ class Planner:
         seed: int | str,
         label: str,
         splits: Mapping[str, SplitUse] | None = None,
+        seen: TrainingData | None = None,
     ) -> PredictStage:
-        """Return the stage that fits an inference and predicts splits, by default all that evaluators ask for."""
+        """Return the stage that fits an inference and predicts splits, by default all that evaluators ask for.
+
+        `seen` are the training data behind the coresets, where they are not all of them.
+        """
         splits = dataset.union if splits is None else splits
+        seen = seen or dataset.training
         fit, net = self.lookup.describe(inference), self.lookup.describe(network)
         stage = PredictStage(
             tuple(coresets),
             fit.spec,
             net.spec,
             transform,
-            self.once(self._inference_roles, dataset, inference, transform),
+            self.once(self._inference_roles, dataset, seen, inference, transform),
             self.suite.precision,
             seed,
             tuple(splits.values()),
         )
         made_by = self.stages[coresets[0].stage].family
-        family = self.once(_family, made_by, fit.spec.digest, net.spec.digest, len(splits))
+        several = (len(coresets),) if len(coresets) > 1 else ()
+        family = self.once(_family, made_by, fit.spec.digest, net.spec.digest, len(splits), *several)
         made = self.stages[coresets[0].stage]
         assert isinstance(made.stage, CoresetStage)
         ipc = made.stage.ipc or dataset.facts.sizes["train"] // dataset.facts.classes
         images = sum(dataset.images[split.member] for split in splits.values())
-        offer = Offer(dataset.facts, ipc, made.plugin, "class", network)
+        offer = Offer(_part(dataset.facts, seen), ipc, made.plugin, "class", network)
         self.operations[stage.id] = partial(inference.operations, offer, images)
         self.sizes[stage.id] = _NUMBER * images * dataset.facts.classes
         known = self.stages.get(stage.id)
@@ -187,7 +215,7 @@ class Planner:
         if reason:
             raise UserError(f"evaluators.{name}: its reference is not possible: {reason}")
         label = f"{dataset.plugin.name} reference {method.name}"
-        coreset = self.once(self.coreset, dataset, ipc, method, transform, 0, label)
+        coreset = self.once(self.coreset, dataset, dataset.training, ipc, method, transform, 0, label)
         splits = {split.member: split for split in dataset.splits[name]}
         label += f" / {inference.name} / {network.name}"
         return self.predict(dataset, coreset.addresses, inference, network, transform, "reference", label, splits)
@@ -199,8 +227,12 @@ class Planner:
         predict: PredictStage,
         label: str,
         reference: PredictStage | None = None,
+        tasks: Sequence[tuple[tuple[int, ...], PredictStage]] = (),
     ) -> Address:
-        """Return the address of what an evaluator makes of predictions, and of those of its reference if it has one."""
+        """Return the address of what an evaluator makes of predictions, and of those of its reference if it has one.
+
+        `tasks` are the classes of every step of class-incremental learning, and the predictions after it.
+        """
         evaluator = self.suite.evaluators[name]
         spec = self.lookup.spec(evaluator)
         splits = dataset.splits[name]
@@ -212,6 +244,7 @@ class Planner:
             self.once(self._evaluator_roles, dataset, evaluator, predict.transform),
             predict.transform,
             predict.coresets if evaluator.uses_coreset else (),
+            tuple(TaskInput(classes, _inputs(made, splits)) for classes, made in tasks if evaluator.uses_tasks),
         )
         self._add(stage, label, evaluator, self.once(_family, "score", spec.digest, len(splits)), Resources())
         return stage.addresses[0]
@@ -229,35 +262,62 @@ class Planner:
             preload = self.lookup.describe(plugin).preload if preload is None else preload
             self.stages[stage.id] = PlannedStage(stage, label, plugin.name, family, resources, preload)
 
-    def _roles(self, dataset: ResolvedDataset, wanted: Mapping[str, Need], transform: Fitted) -> Roles:
+    def _roles(
+        self, dataset: ResolvedDataset, training: TrainingData, wanted: Mapping[str, Need], transform: Fitted
+    ) -> Roles:
         roles = {}
         for role, need in sorted(wanted.items()):
             plugin: Prerequisite = self.lookup.build("prerequisite", need.plugin)
             spec = self.lookup.spec(plugin)
-            inputs = self._roles(dataset, plugin.prerequisites(dataset.facts), transform)
-            family = digest([spec.digest, dataset.training.digest])
+            inputs = self._roles(dataset, training, plugin.prerequisites(dataset.facts), transform)
+            family = digest([spec.digest, *_like(dataset, training)])
             self.expected[family] = partial(plugin.expected_bytes, dataset.facts)
             addresses = []
             for member in need.members:
-                stage = PrerequisiteStage(spec, dataset.training, transform, inputs, self.suite.precision, member)
-                label = f"{dataset.plugin.name} {plugin.name}" + (f" {member}" if member != FINAL else "")
+                stage = PrerequisiteStage(spec, training, transform, inputs, self.suite.precision, member)
+                label = f"{dataset.plugin.name} {plugin.name}{_of_classes(training)}"
+                label += f" {member}" if member != FINAL else ""
                 self._add(stage, label, plugin, family, plugin.resources)
                 self.operations[stage.id] = partial(plugin.operations, dataset.facts)
                 addresses.append(stage.addresses[0])
             roles[role] = RoleInput(spec, tuple(addresses))
         return roles
 
-    def _inference_roles(self, dataset: ResolvedDataset, inference: Inference, transform: Fitted) -> Roles:
-        return self._roles(dataset, inference.prerequisites(dataset.facts), transform)
+    def _inference_roles(
+        self, dataset: ResolvedDataset, seen: TrainingData, inference: Inference, transform: Fitted
+    ) -> Roles:
+        return self._roles(dataset, seen, inference.prerequisites(dataset.facts), transform)
 
     def _evaluator_roles(self, dataset: ResolvedDataset, evaluator: Evaluator, transform: Fitted) -> Roles:
-        return self._roles(dataset, evaluator.prerequisites(dataset.facts), transform)
+        return self._roles(dataset, dataset.training, evaluator.prerequisites(dataset.facts), transform)
 
 
-def _coreset_bytes(facts: Facts, ipc: int | None) -> int:
-    """Return the size of images and a target vector for each."""
+def _like(dataset: ResolvedDataset, training: TrainingData) -> tuple[str | int, ...]:
+    """Return what stages that cost about the same share of their training data: how many classes, not which."""
+    part = () if training.classes is None else (len(training.classes),)
+    return (dataset.training.digest, *part)
+
+
+def _of_classes(training: TrainingData) -> str:
+    """Return the words for a part of the training data in a label."""
+    if training.classes is None:
+        return ""
+    first = ",".join(map(str, training.classes[:_NAMED]))
+    return f" classes {first}" + (f",... ({len(training.classes)})" if len(training.classes) > _NAMED else "")
+
+
+def _part(facts: Facts, training: TrainingData) -> Facts:
+    """Return the facts of a part of the training data, as far as costs depend on them; all classes count as equal."""
+    if training.classes is None:
+        return facts
+    count = len(training.classes)
+    return replace(facts, classes=count, sizes={**facts.sizes, "train": facts.sizes["train"] * count // facts.classes})
+
+
+def _coreset_bytes(facts: Facts, classes: int, ipc: int | None) -> int:
+    """Return the size of images, and of a target over `classes` for each."""
     rows = facts.sizes["train"] if ipc is None else ipc * facts.classes
-    return _NUMBER * rows * (math.prod(facts.shape) + facts.classes)
+    return _NUMBER * rows * (math.prod(facts.shape) + classes)
 
 
 def _family(*parts: str | int) -> str:

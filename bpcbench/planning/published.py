@@ -29,7 +29,9 @@ def match(publications: Iterable[Publication], query: PublishedQuery) -> Publish
 
 
 def admits(pattern: PublishedPattern, query: PublishedQuery) -> bool:
-    """Return whether a pattern matches a cell by its plugins and their options."""
+    """Return whether a pattern matches a cell by its plugins, their options, and how its classes come."""
+    if pattern.tasks != query.tasks:
+        return False
     for axis in _AXES:
         wanted = getattr(pattern, axis)
         if wanted is not None and wanted != getattr(query, axis):

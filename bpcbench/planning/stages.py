@@ -21,20 +21,27 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """What is trained on: a data set, the fingerprint of its training split, and whether validation is held out."""
+    """What is trained on: a data set, the fingerprint of its training split, and whether validation is held out.
+
+    `classes`, sorted, are those whose images are used, None for all of them. Only which classes they are matters, not
+    when they come, so that whatever is made of them is shared.
+    """
 
     dataset: Spec
     fingerprint: str
     holdout: bool
+    classes: tuple[int, ...] | None = None
 
     def to_json(self) -> Json:
         """Return the description as JSON."""
-        return {"dataset": self.dataset.to_json(), "fingerprint": self.fingerprint, "holdout": self.holdout}
+        part = {} if self.classes is None else {"classes": list(self.classes)}
+        return {"dataset": self.dataset.to_json(), "fingerprint": self.fingerprint, "holdout": self.holdout, **part}
 
     @classmethod
     def from_json(cls, value: Json) -> TrainingData:
         """Read what `to_json` returned."""
-        return cls(Spec.from_json(value["dataset"]), str(value["fingerprint"]), bool(value["holdout"]))
+        classes = tuple(map(int, value["classes"])) if "classes" in value else None
+        return cls(Spec.from_json(value["dataset"]), str(value["fingerprint"]), bool(value["holdout"]), classes)
 
     @cached_property
     def digest(self) -> str:
@@ -405,8 +412,25 @@ class ScoreInput:
 
 
 @dataclass(frozen=True, eq=False)
+class TaskInput:
+    """The classes that a step of class-incremental learning brought, and the predictions after it."""
+
+    classes: tuple[int, ...]
+    predictions: tuple[ScoreInput, ...]
+
+    def to_json(self) -> Json:
+        """Return the description as JSON; all steps have the splits of the stage's own predictions."""
+        return {"classes": list(self.classes), "predictions": [str(item.address) for item in self.predictions]}
+
+    @classmethod
+    def from_json(cls, value: Json, wanted: list[Json]) -> TaskInput:
+        """Read what `to_json` returned; `wanted` is what the evaluator asked for."""
+        return cls(tuple(map(int, value["classes"])), _score_inputs(value["predictions"], wanted))
+
+
+@dataclass(frozen=True, eq=False)
 class ScoreStage(Stage):
-    """Scores predictions, those of a reference and the coreset where the evaluator asks for them."""
+    """Scores predictions, those of a reference, the coreset and the steps where the evaluator asks for them."""
 
     kind: ClassVar[str] = "score"
     body_version: ClassVar[int] = 1
@@ -418,10 +442,12 @@ class ScoreStage(Stage):
     prerequisites: Roles
     transform: Fitted
     coresets: tuple[Address, ...] = ()
+    tasks: tuple[TaskInput, ...] = ()
 
     def to_json(self) -> Json:
         """Return the whole description."""
         return {
+            **self._tasks_payload(),
             "evaluator": self.evaluator.to_json(),
             "metrics": self.metrics,
             "predictions": [str(item.address) for item in self.predictions],
@@ -446,11 +472,13 @@ class ScoreStage(Stage):
             _roles_from_json(value["prerequisites"]),
             Fitted.from_json(value["transform"]),
             tuple(map(Address.parse, value["coresets"])),
+            tuple(TaskInput.from_json(task, value[UNKEYED]["wanted"]) for task in _tasks(value)),
         )
 
     def payload(self) -> Json:
         """Return what determines the scores."""
         return {
+            **self._tasks_payload(),
             "evaluator": {PLUGIN: self.evaluator.digest},
             "metrics": self.metrics,
             "predictions": [str(item.address) for item in self.predictions],
@@ -460,9 +488,13 @@ class ScoreStage(Stage):
             "coresets": [str(address) for address in self.coresets],
         }
 
+    def _tasks_payload(self) -> Json:
+        return {"tasks": [task.to_json() for task in self.tasks]} if self.tasks else {}
+
     def inputs(self) -> tuple[Address, ...]:
         """Return the predictions, the preprocessing, the evaluator's prerequisites and the coresets."""
-        read = (item.address for item in (*self.predictions, *self.reference))
+        steps = (item for task in self.tasks for item in task.predictions)
+        read = dict.fromkeys(item.address for item in (*self.predictions, *self.reference, *steps))
         return (self.transform.address, *read, *_role_addresses(self.prerequisites), *self.coresets)
 
     def specs(self) -> Iterator[Spec]:
@@ -524,3 +556,8 @@ def _role_addresses(roles: Roles) -> Iterator[Address]:
 def _score_inputs(addresses: list[str], wanted: list[Json]) -> tuple[ScoreInput, ...]:
     pairs = zip(addresses, wanted, strict=True)
     return tuple(ScoreInput(Address.parse(address), wanted_from_json(ref)) for address, ref in pairs)
+
+
+def _tasks(value: Json) -> list[Json]:
+    """Return the steps in a score's description, which has none outside class-incremental learning."""
+    return list(value["tasks"]) if "tasks" in value else []

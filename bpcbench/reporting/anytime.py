@@ -31,7 +31,8 @@ HEADINGS = ("data set", "ipc", "method", "inference", "network", "step", "second
 class Point:
     """The metrics of the coresets of one line of a table after `step` steps (None: at the end), means over coresets.
 
-    `seconds` and `cpu_seconds` are what distilling had taken by then, means over coresets.
+    `seconds` and `cpu_seconds` are what distilling had taken by then, means over coresets; in class-incremental
+    learning the coresets of all steps count together.
     """
 
     dataset: str
@@ -98,8 +99,8 @@ def points(manifest: Manifest, store: Store, metrics: Sequence[str]) -> list[Poi
                 Point(
                     *curve,
                     step,
-                    sum(cost["seconds"] for cost in costs) / len(costs),
-                    sum(cost["cpu_seconds"] for cost in costs) / len(costs),
+                    sum(cost["seconds"] for cost in costs) / len(coresets),
+                    sum(cost["cpu_seconds"] for cost in costs) / len(coresets),
                     {metric: _summary(rows, metric) for metric in metrics if any(r.metric == metric for r in rows)},
                     {row.metric: row.unit for row in rows},
                 )

@@ -92,6 +92,7 @@ def _rows(manifest: Manifest, store: Store, step: int | None) -> Iterator[Row]:
                     unit=meta["units"][metric],
                     notes=group.notes,
                     ranked=group.ranked,
+                    order=cell.order,
                 )
 
 
@@ -103,13 +104,31 @@ def asked(manifest: Manifest) -> dict[Place, Asked]:
             cells[place_of(cell.group)].append(cell)
     return {
         place: Asked(
-            distil=len({cell.distil_seed for cell in mine}),
+            distil=len({cell.draw for cell in mine}),
             evaluate=len({cell.evaluate_seed for cell in mine}),
             ranked=mine[0].group.ranked,
         )
         for place, mine in cells.items()
         if mine
     }
+
+
+def task_steps(manifest: Manifest) -> int | None:
+    """Return in how many steps the classes come, None if they come all at once."""
+    tasks = manifest.document.get("tasks")
+    steps = tasks.get("steps") if isinstance(tasks, Mapping) else None
+    return steps if isinstance(steps, int) else None
+
+
+def task_notes(manifest: Manifest) -> Iterator[str]:
+    """Say of a suite of class-incremental learning what its coresets are."""
+    if steps := task_steps(manifest):
+        orders = list(dict.fromkeys(cell.order for cell in manifest.cells))
+        which = f"{len(orders)} class orders ({', '.join(orders)})" if len(orders) > 1 else f"class order {orders[0]}"
+        yield (
+            f"Class-incremental: the classes come in {steps} steps, {which}. A coreset is here the memory "
+            "of one order and distil seed: the union of those of all steps."
+        )
 
 
 def skip_notes(manifest: Manifest) -> Iterator[str]:
@@ -183,4 +202,4 @@ def progress(manifest: Manifest, store: Store, runs: list[RunRecord]) -> Progres
 
 def _stages(cell: CellRecord) -> list[str]:
     scores = [address.stage for address in cell.scores.values()]
-    return [*(address.stage for address in cell.coresets), f"predict:{cell.predict}", *scores]
+    return [*cell.stages, *scores]

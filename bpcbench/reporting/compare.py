@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bpcbench.records import Unit
+from bpcbench.reporting.observations import Draw
 from bpcbench.reporting.plain import PlainFormat, plain
 from bpcbench.reporting.rows import Row, number, with_unit
 from bpcbench.reporting.view import View
@@ -240,13 +241,13 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Ch
             yield Change(what, before.get(what), after.get(what))
 
 
-def _numbers(rows: Sequence[Row], metrics: Sequence[str]) -> dict[Spot, dict[tuple[int, int], tuple[str, float]]]:
-    found: dict[Spot, dict[tuple[int, int], tuple[str, float]]] = {}
+def _numbers(rows: Sequence[Row], metrics: Sequence[str]) -> dict[Spot, dict[tuple[Draw, int], tuple[str, float]]]:
+    found: dict[Spot, dict[tuple[Draw, int], tuple[str, float]]] = {}
     for row in rows:
         if row.metric in metrics:
             place = (row.dataset, row.ipc, row.method, row.inference, row.network, row.evaluator)
             spot = Spot(*place, row.metric, row.unit, row.higher_is_better)
-            found.setdefault(spot, {})[row.distil_seed, row.evaluate_seed] = (row.coreset, row.value)
+            found.setdefault(spot, {})[row.draw, row.evaluate_seed] = (row.coreset, row.value)
     return found
 
 

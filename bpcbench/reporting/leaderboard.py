@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bpcbench.reporting.collect import place_of
+from bpcbench.reporting.collect import place_of, task_steps
+from bpcbench.reporting.observations import Draw
 from bpcbench.reporting.rows import Place, Row
 from bpcbench.reporting.table import Line, Table, build
 from bpcbench.reporting.view import View
@@ -130,6 +131,8 @@ def _conditions(view: View, group: Group) -> Conditions:
     record = next((one for one in manifest.datasets if one.label == group.dataset), None)
     plugin = group.plugins.get("dataset", PluginRecord("", group.dataset, 0))
     others = {name: manifest.document[name] for name in _CONDITIONS if manifest.document.get(name) is not None}
+    if steps := task_steps(manifest):
+        others["classes in steps:"] = steps
     return Conditions(
         group.dataset,
         f"{plugin.package}:{plugin.name}",
@@ -231,8 +234,8 @@ def _agree(rows: Iterable[Row], candidate: _Candidate) -> bool:
     return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
 
 
-def _evaluation(row: Row) -> tuple[int, int, str, str]:
-    return row.distil_seed, row.evaluate_seed, row.evaluator, row.metric
+def _evaluation(row: Row) -> tuple[Draw, int, str, str]:
+    return row.draw, row.evaluate_seed, row.evaluator, row.metric
 
 
 def _sorted(table: Table) -> tuple[Line, ...]:

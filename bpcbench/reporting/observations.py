@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from bpcbench.errors import UserError
 from bpcbench.reporting.rows import Row
 from bpcbench.stats import Summary, summarise
+
+Draw: TypeAlias = tuple[str, int]
+"""The order of the classes, empty outside class-incremental learning, and the distil seed."""
 
 
 class Spot(NamedTuple):
@@ -26,10 +29,10 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True)
 class Observations:
-    """The values of one metric by coreset and evaluation seed, and the distil seeds that each coreset belongs to."""
+    """The values of one metric by coreset and evaluation seed, and the draws that each coreset belongs to."""
 
     values: Mapping[str, Mapping[int, float]]
-    seeds: frozenset[tuple[int, str]]
+    seeds: frozenset[tuple[Draw, str]]
 
     @property
     def deterministic(self) -> bool:
@@ -61,10 +64,10 @@ def observe(rows: Iterable[Row]) -> dict[Spot, Observations]:
     Raise UserError if two rows give different values for one evaluation.
     """
     values: dict[Spot, dict[str, dict[int, float]]] = {}
-    seeds: dict[Spot, set[tuple[int, str]]] = {}
+    seeds: dict[Spot, set[tuple[Draw, str]]] = {}
     for row in rows:
         spot = Spot(row.method, row.inference, row.network, row.dataset, row.ipc, row.evaluator, row.metric)
-        seeds.setdefault(spot, set()).add((row.distil_seed, row.coreset))
+        seeds.setdefault(spot, set()).add((row.draw, row.coreset))
         by_seed = values.setdefault(spot, {}).setdefault(row.coreset, {})
         known = by_seed.setdefault(row.evaluate_seed, row.value)
         if known != row.value and not (math.isnan(known) and math.isnan(row.value)):

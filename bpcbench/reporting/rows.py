@@ -27,7 +27,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a suite asks for at one place: how many distil seeds, each with how many evaluation seeds."""
+    """What a suite asks for at one place: how many distil seeds, each with how many evaluation seeds.
+
+    In class-incremental learning every order of the classes has its own coresets: `distil` counts them all.
+    """
 
     distil: int
     evaluate: int
@@ -43,7 +46,8 @@ class Row:
     counts once. `value` is as the evaluator gave
     it; with the unit `percent` it is a fraction that tables print in percent. `notes` are the words of the data set and
     of the method that every table must carry, such as `subset`, `generated` or `reconstruction`. `ranked` is False for
-    a method that is no competitor.
+    a method that is no competitor. In class-incremental learning `order` names the order of the classes, and `coreset`
+    is the memory that came about in it.
     """
 
     dataset: str
@@ -61,6 +65,12 @@ class Row:
     unit: Unit = ""
     notes: tuple[str, ...] = ()
     ranked: bool = True
+    order: str = ""
+
+    @property
+    def draw(self) -> tuple[str, int]:
+        """The order of the classes and the distil seed: lines are paired by what they share of it."""
+        return self.order, self.distil_seed
 
     @property
     def place(self) -> Place:

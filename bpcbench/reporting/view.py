@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bpcbench.errors import UserError, unknown
-from bpcbench.reporting.collect import Progress, asked, collect, progress, published_numbers, skip_notes
+from bpcbench.reporting.collect import Progress, asked, collect, progress, published_numbers, skip_notes, task_notes
 from bpcbench.reporting.costs import cost_table, costs
 from bpcbench.reporting.pairs import Axis, difference_table, pairs
 from bpcbench.reporting.rows import Row
@@ -102,4 +102,4 @@ class View:
             names = ", ".join(runs[-1].stale)
             again = " ".join(f"--recompute {name}" for name in runs[-1].stale)
             notes.append(f"Some results of {names} were made by code that has changed since; {again} makes them again.")
-        return (*notes, *skip_notes(self.manifest))
+        return (*task_notes(self.manifest), *notes, *skip_notes(self.manifest))

@@ -18,6 +18,7 @@ import numpy as np
 from bpcbench.api import Dataset, Evaluator, Inference, Method, Network, Predictive, Preprocessing, Prerequisite
 from bpcbench.coresets.preview import preview
 from bpcbench.coresets.reading import read_coreset
+from bpcbench.data.classes import of_classes
 from bpcbench.data.splits import evaluated_split, training_data
 from bpcbench.errors import BpcbenchError, PluginError, Stopped, Superseded, unknown
 from bpcbench.figures import figure_to_json
@@ -42,6 +43,7 @@ from bpcbench.records import (
     Data,
     EvaluatorInputs,
     Inputs,
+    LearnedTask,
     Predictions,
     PrerequisiteOutput,
     SplitRef,
@@ -266,7 +268,8 @@ class _Attempt:
     def data(self, training: TrainingData) -> Data:
         dataset: Dataset = self.build(training.dataset)
         self.check(dataset, "train", training.fingerprint)
-        return training_data(dataset, self.task.data, holdout=training.holdout)
+        data = training_data(dataset, self.task.data, holdout=training.holdout)
+        return data if training.classes is None else of_classes(data, training.classes)
 
     def check(self, dataset: Dataset, split: str, fingerprint: str) -> None:
         """Refuse data other than those that were planned with, as another machine may have."""
@@ -315,6 +318,8 @@ def _coreset(attempt: _Attempt, stage: CoresetStage) -> None:
     def keep(coreset: Coreset, member: str, context: StageContext, extra: Mapping[str, Any]) -> None:
         if not np.isfinite(coreset.images).all() or not np.isfinite(coreset.targets).all():
             raise ValueError(f"{method.name} returned a coreset with NaN or infinite values ({member})")
+        if stage.data.classes is not None and (foreign := set(coreset.class_ids.tolist()) - set(stage.data.classes)):
+            raise ValueError(f"{method.name} returned images of classes that its training data lack: {sorted(foreign)}")
         if method.uses_ipc and method.keeps_ipc:
             check_rows(method.name, coreset, data, stage.ipc or 0)
         arrays = {**coreset.arrays(), **preview(coreset, inputs.transform)}
@@ -399,6 +404,7 @@ def _score(attempt: _Attempt, stage: ScoreStage) -> None:
         base.prerequisites,
         reference=attempt.predictions(stage.reference),
         coreset=attempt.coreset(stage.coresets) if stage.coresets else None,
+        tasks=tuple(LearnedTask(task.classes, attempt.predictions(task.predictions)) for task in stage.tasks),
     )
     # The process has made other scores before: what they drew must not matter.
     seed_globals(derive("score", 0))

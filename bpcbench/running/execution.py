@@ -265,7 +265,7 @@ def _tidy(plan: Plan, store: Store) -> None:
     """Remove the scratch of finished stages, left behind if a process is killed between its commit and its end."""
     from bpcbench.store.locks import Busy
 
-    made = {f"predict:{cell.predict}" for cell in plan.cells if cell.predict}
+    made = {f"predict:{key}" for cell in plan.cells if cell.predict for key in (*cell.earlier, cell.predict)}
     made |= {address.stage for cell in plan.cells for address in cell.coresets}
     for stage in made - {planned.id for planned in plan.to_do()}:
         if store.scratch(stage).exists():

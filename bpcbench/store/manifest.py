@@ -108,7 +108,9 @@ class Group:
 class CellRecord:
     """One cell: its group and seeds, and the addresses of its coresets, predictions and scores, or why it is skipped.
 
-    `step` is the step after which the coreset is evaluated; None means its end.
+    `step` is the step after which the coreset is evaluated; None means its end. In class-incremental learning `order`
+    names the order of the classes, there is a coreset per step, and `earlier` are the keys of the predictions after
+    each step before the last, with their splits.
     """
 
     group: Group
@@ -120,6 +122,9 @@ class CellRecord:
     scores: Mapping[str, Address] = field(default_factory=dict)
     skipped: str = ""
     step: int | None = None
+    order: str = ""
+    earlier: tuple[str, ...] = ()
+    earlier_splits: tuple[str, ...] = ()
 
     @property
     def coreset(self) -> str:
@@ -132,15 +137,37 @@ class CellRecord:
         return tuple(Address("predict", self.predict, split) for split in self.splits)
 
     @property
+    def draw(self) -> tuple[str, int]:
+        """The order of the classes and the distil seed: what is drawn anew for every coreset of a group."""
+        return self.order, self.distil_seed
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The ids of the stages behind the scores: coresets and predictions, those after earlier steps included."""
+        return (*(address.stage for address in self.coresets), *(f"predict:{k}" for k in (*self.earlier, self.predict)))
+
+    def task(self, stage: str) -> str:
+        """Return the step that a coreset or a prediction belongs to, such as `task-2`; empty where there is one."""
+        if len(self.coresets) < 2:
+            return ""
+        made = [address.stage for address in self.coresets]
+        predicted = [f"predict:{key}" for key in (*self.earlier, self.predict)]
+        last = len(made)
+        if stage in made:
+            return f"task-{made.index(stage) + 1}"
+        return f"task-{last - len(predicted) + predicted.index(stage) + 1}" if stage in predicted else ""
+
+    @property
     def label(self) -> str:
         """The cell in words."""
         at_step = "" if self.step is None else f" step {self.step}"
-        return f"{self.group.label} seed {self.distil_seed}.{self.evaluate_seed}{at_step}"
+        order = f" order {self.order}" if self.order else ""
+        return f"{self.group.label}{order} seed {self.distil_seed}.{self.evaluate_seed}{at_step}"
 
     @property
     def key(self) -> str:
         """A digest of the cell: its place in the grid, its seeds and the addresses of its scores."""
-        names = [self.group.label, self.distil_seed, self.evaluate_seed, self.step]
+        names = [self.group.label, self.distil_seed, self.evaluate_seed, self.step, *([self.order] * bool(self.order))]
         return digest([names, sorted(str(address) for address in self.scores.values())])
 
 
@@ -248,7 +275,8 @@ def _encode(manifest: Manifest) -> tuple[dict[str, Any], list[list[Any]]]:
     """Return the two files.
 
     A cell is [group, seed, seed, coresets, predict key, splits, (evaluator, score key)...] or, if it is skipped,
-    [group, seed, seed, reason]; a step, if it has one, stands last.
+    [group, seed, seed, reason]; a step, if it has one, stands last. In class-incremental learning an object follows:
+    the order of the classes, and the predictions after earlier steps.
     """
     plugins, coresets, splits = _Interned(), _Interned(), _Interned()
     numbers = {id(group): number for number, group in enumerate(manifest.groups)}
@@ -266,7 +294,10 @@ def _encode(manifest: Manifest) -> tuple[dict[str, Any], list[list[Any]]]:
     cells: list[list[Any]] = []
     for cell in manifest.cells:
         place = [numbers[id(cell.group)], cell.distil_seed, cell.evaluate_seed]
-        step = [] if cell.step is None else [cell.step]
+        step: list[Any] = [] if cell.step is None else [cell.step]
+        if cell.order:
+            early = {"earlier": list(cell.earlier), "splits": splits.number(list(cell.earlier_splits))}
+            step.append({"order": cell.order, **(early if cell.earlier else {})})
         if cell.skipped:
             cells.append([*place, skips.number(cell.skipped), *step])
             continue
@@ -338,17 +369,34 @@ def _decode(head: Mapping[str, Any], lines: Sequence[Sequence[Any]]) -> Manifest
     splits = [tuple(item) for item in head["splits"]]
     evaluators, skips = head["evaluators"], head["skips"]
     cells = []
-    for line in lines:
+    for every in lines:
+        tasks: dict[str, Any] = every[-1] if isinstance(every[-1], dict) else {}
+        line = every[:-1] if tasks else every
+        order = str(tasks.get("order", ""))
         group, distil, evaluate, what = groups[line[0]], line[1], line[2], line[3]
         if isinstance(what, int):
             step = line[4] if len(line) == 5 else None
-            cells.append(CellRecord(group, distil, evaluate, skipped=skips[what], step=step))
+            cells.append(CellRecord(group, distil, evaluate, skipped=skips[what], step=step, order=order))
             continue
         step = line[-1] if len(line) % 2 else None
         made, predict, split = tuple(coresets[number] for number in what), line[4], splits[line[5]]
         pairs = zip(line[6:-1:2], line[7::2], strict=True)
         scores = {evaluators[number]: Address("score", key, "final") for number, key in pairs}
-        cells.append(CellRecord(group, distil, evaluate, made, predict, split, scores, step=step))
+        cells.append(
+            CellRecord(
+                group,
+                distil,
+                evaluate,
+                made,
+                predict,
+                split,
+                scores,
+                step=step,
+                order=order,
+                earlier=tuple(map(str, tasks.get("earlier", ()))),
+                earlier_splits=splits[tasks["splits"]] if "earlier" in tasks else (),
+            )
+        )
     return Manifest(
         name=str(head["name"]),
         source=str(head["source"]),

@@ -13,6 +13,7 @@ from typing import Any
 
 from bpcbench.errors import unknown
 from bpcbench.suite.document import KeyPath
+from bpcbench.suite.tasks import ORDER_SCHEMA, Tasks
 
 PROTOCOLS = (1,)
 """The versions of the comparison rules, the current one last."""
@@ -104,6 +105,37 @@ def _seeds(raw: Any, report: Report) -> tuple[int, int]:
         if not is_count(raw.get(key, 1)):
             report((key,), f"expected an integer above 0, got {raw[key]!r}")
     return raw.get("distil", 1), raw.get("evaluate", 1)
+
+
+def _tasks(raw: Any, report: Report) -> Tasks | None:
+    if raw is None:
+        return None
+    allowed = ("steps", "order", "orders")
+    if not isinstance(raw, Mapping) or "steps" not in raw:
+        report((), f"expected {{steps: n, order: m}} or {{steps: n, orders: [m, ...]}}, got {raw!r}")
+    for key in raw if isinstance(raw, Mapping) else ():
+        if key not in allowed:
+            report((key,), unknown("key", key, allowed))
+    if not isinstance(raw, Mapping) or "steps" not in raw:
+        return None
+    steps, key = raw["steps"], "orders" if "orders" in raw else "order"
+    if {"order", "orders"} <= set(raw):
+        report(("orders",), "order and orders exclude each other")
+    elif isinstance(raw.get("order"), list):
+        report(("order",), f"expected one order; several are written orders: {raw['order']!r}")
+        return None
+    orders = raw.get(key, 0)
+    for name, made in (("steps", lambda: Tasks(steps)), (key, lambda: Tasks(2, _listed(orders)))):
+        try:
+            made()
+        except ValueError as error:
+            report((name,), str(error))
+            return None
+    return Tasks(steps, _listed(orders))
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _protocol(raw: Any, report: Report) -> Any:
@@ -212,6 +244,27 @@ KEYS: Mapping[str, Key] = {
         _seeds,
         {"anyOf": [_COUNT, record({"distil": _COUNT, "evaluate": _COUNT})]},
         fields=("distil_seeds", "evaluate_seeds"),
+    ),
+    "tasks": Key(
+        "{steps: n, order: m} or {steps: n, orders: [m, ...]}: the classes come in n steps, a coreset each; m is the "
+        "seed of a permutation, or natural; null: all classes at once",
+        _tasks,
+        {
+            "anyOf": [
+                {"type": "null"},
+                {
+                    **record(
+                        {
+                            "steps": {"type": "integer", "minimum": 2},
+                            "order": ORDER_SCHEMA,
+                            "orders": {"anyOf": [ORDER_SCHEMA, {"type": "array", "items": ORDER_SCHEMA}]},
+                        },
+                        required=("steps",),
+                    ),
+                    "not": {"required": ["order", "orders"]},
+                },
+            ]
+        },
     ),
     "split": Key(
         "test, or validation (a tenth of train, held out)",

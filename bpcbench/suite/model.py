@@ -11,6 +11,7 @@ from typing import Any
 
 from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Preprocessing
 from bpcbench.suite.keys import PROTOCOLS
+from bpcbench.suite.tasks import Tasks
 
 NATIVE = "native"
 """The label of each method's own inference and network."""
@@ -45,6 +46,7 @@ class Suite:
     evaluators: Mapping[str, Evaluator]
     description: str = ""
     protocol: int = PROTOCOLS[-1]
+    tasks: Tasks | None = None
     distil_seeds: int = 1
     evaluate_seeds: int = 1
     split: str = "test"

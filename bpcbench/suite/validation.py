@@ -74,6 +74,11 @@ class _Validator:
             # None of the usual metrics: those of the suite's own evaluators, as they declare them.
             declared = tuple(dict.fromkeys(metric.name for e in built for metric in e.metrics()))
             fields["metrics"] = declared or Suite.metrics
+        for label, evaluator in evaluators.items():
+            if evaluator is not None and evaluator.uses_tasks and fields.get("tasks") is None:
+                self.mistake(
+                    ("evaluators", label), "it scores class-incremental learning: add the key tasks, such as {steps: 5}"
+                )
         if self.mistakes:
             raise Mistakes(str(file), self.mistakes.values())
         fields = {"name": file.stem, "protocol": PROTOCOLS[-1], **fields}

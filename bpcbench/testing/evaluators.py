@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from bpcbench.api import Evaluator
 from bpcbench.figures import draw, figure_from_json, figure_to_json
-from bpcbench.records import EvaluatorInputs, Predictions, SplitRef, Transform, undeclared
+from bpcbench.records import EvaluatorInputs, LearnedTask, Predictions, SplitRef, Transform, undeclared
 from bpcbench.testing.plugins import PluginConformance
 from bpcbench.testing.toys import Scale, toy_coreset, toy_data, toy_prerequisites
 
@@ -28,13 +29,18 @@ class EvaluatorConformance(PluginConformance):
         return dict.fromkeys(self.ready().splits(data.facts), made)
 
     def inputs(self) -> EvaluatorInputs:
-        """Return the prerequisites, reference and coreset that the evaluator asks for; override to give others."""
+        """Return the prerequisites, reference and coreset that the evaluator asks for; override to give others.
+
+        An evaluator that asks for the steps of class-incremental learning gets one per class, with equal predictions.
+        """
         data, plugin = toy_data(), self.ready()
+        classes = range(data.facts.classes) if plugin.uses_tasks else ()
         return EvaluatorInputs(
             Transform(Scale(), {}),
             toy_prerequisites(plugin.prerequisites(data.facts), data),
             reference={} if plugin.reference(data.facts) is None else EvaluatorConformance.predictions(self, seed=2),
             coreset=toy_coreset() if plugin.uses_coreset else None,
+            tasks=tuple(LearnedTask((label,), self.predictions()) for label in classes),
         )
 
     def test_metrics(self) -> None:
@@ -57,7 +63,9 @@ class EvaluatorConformance(PluginConformance):
             split: Predictions(p.log_probs[order], None if p.labels is None else p.labels[order])
             for split, p in self.predictions().items()
         }
-        again = evaluator.score(permuted, self.inputs()).metrics
+        inputs = self.inputs()
+        tasks = tuple(replace(task, predictions=permuted) for task in inputs.tasks)
+        again = evaluator.score(permuted, replace(inputs, tasks=tasks)).metrics
         message = "a metric depends on the order of the examples; compute it per example or over the whole split"
         np.testing.assert_allclose(
             [again[name] for name in first], list(first.values()), rtol=1e-9, atol=1e-12, err_msg=message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import SkipTest
@@ -13,7 +14,16 @@ from bpcbench.errors import UserError
 from bpcbench.records import Array, Coreset, Inputs, Offer, Transform
 from bpcbench.testing.devices import on_its_device
 from bpcbench.testing.plugins import PluginConformance, above_chance, differ, not_asked, repeats, resumes, same
-from bpcbench.testing.toys import Scale, context, toy_coreset, toy_data, toy_images, toy_prerequisites, weighted
+from bpcbench.testing.toys import (
+    PRESENT,
+    Scale,
+    context,
+    toy_coreset,
+    toy_data,
+    toy_images,
+    toy_prerequisites,
+    weighted,
+)
 
 TOLERANCE = 1e-5
 """How much a log-probability may move when the test batch is split or permuted."""
@@ -24,7 +34,10 @@ _ALONE = (
 
 
 class InferenceConformance(PluginConformance):
-    """An inference gives normalised float32 log-probabilities that do not depend on the test batch."""
+    """An inference gives normalised float32 log-probabilities that do not depend on the test batch.
+
+    They have a column for every class, also for those of which the coreset has no images.
+    """
 
     plugin: ClassVar[Inference]
     network: ClassVar[Network]
@@ -69,6 +82,21 @@ class InferenceConformance(PluginConformance):
         assert np.abs(sums - 1).max() < 1e-4, (
             f"probabilities sum to {sums.min():.4g} ... {sums.max():.4g}, not to 1: return log_softmax of the logits"
         )
+
+    def test_absent_classes(self, tmp_path: Path) -> None:
+        """A coreset that lacks classes, as the memory after a step of class-incremental learning, can be fitted."""
+        whole = self.coreset()
+        rows = np.isin(whole.class_ids, PRESENT)
+        weights = None if whole.weights is None else whole.weights[rows]
+        images, targets, ids = whole.images[rows], whole.targets[rows], whole.class_ids[rows]
+        part = replace(whole, images=images, targets=targets, class_ids=ids, weights=weights)
+        predictive = self.ready().fit(part, self.network, self.inputs(), context(tmp_path))
+        log_probs = predictive.predict(self._images()).log_probs
+        wanted = (len(self._images()), whole.classes)
+        assert log_probs.shape[-2:] == wanted, f"log-probabilities have shape {log_probs.shape}; expected {wanted}"
+        assert not np.isnan(log_probs).any(), "log-probabilities are NaN where a class has no images in the coreset"
+        sums = np.exp(log_probs.astype(np.float64)).sum(-1)
+        assert np.abs(sums - 1).max() < 1e-4, f"probabilities sum to {sums.min():.4g} ... {sums.max():.4g}, not to 1"
 
     def test_batch_invariance(self, tmp_path: Path) -> None:
         """Splitting or permuting the test batch moves no log-probability by more than TOLERANCE."""

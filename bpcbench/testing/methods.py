@@ -8,14 +8,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bpcbench.api import Method
+from bpcbench.data.classes import of_classes
 from bpcbench.records import Array, Coreset, Data, Inputs, Transform
 from bpcbench.testing.devices import on_its_device
 from bpcbench.testing.plugins import PluginConformance, above_chance, differ, not_asked, repeats, resumes
-from bpcbench.testing.toys import Scale, context, toy_data, toy_images, toy_prerequisites
+from bpcbench.testing.toys import PRESENT, Scale, context, toy_data, toy_images, toy_prerequisites
 
 
 class MethodConformance(PluginConformance):
-    """A method gives a valid coreset, the same one for the same seed, also after an interruption at any step."""
+    """A method gives a valid coreset, the same one for the same seed, also after an interruption at any step.
+
+    Its training data may lack classes, as those of a step of class-incremental learning do.
+    """
 
     plugin: ClassVar[Method]
     ipc: ClassVar[int] = 2
@@ -56,6 +60,20 @@ class MethodConformance(PluginConformance):
                 f"images per class {counts}, asked for were {self.ipc} of each. A method that takes no notice of it "
                 "says `uses_ipc = False`"
             )
+
+    def test_absent_classes(self, tmp_path: Path) -> None:
+        """Where training data lack classes, the coreset is of those that are there, with targets over all of them."""
+        data = of_classes(toy_data(), PRESENT)
+        coreset = self.ready().distil(data, self.ipc, self.inputs(data), context(tmp_path))
+        counts = np.bincount(coreset.class_ids, minlength=data.facts.classes)
+        foreign = sorted(set(np.flatnonzero(counts).tolist()) - set(PRESENT))
+        assert coreset.classes == data.facts.classes, f"{coreset.classes} classes instead of {data.facts.classes}"
+        assert not foreign, f"images of the classes {foreign}, which the training data lack: data.present are there"
+        assert np.isfinite(coreset.images).all(), "some pixels are NaN or infinite where classes have no images"
+        assert np.isfinite(coreset.targets).all(), "some targets are NaN or infinite where classes have no images"
+        if self.plugin.uses_ipc:
+            there = counts[list(PRESENT)].tolist()
+            assert there == [self.ipc] * len(PRESENT), f"images per class {there}, asked for were {self.ipc} of each"
 
     def test_deterministic(self, tmp_path: Path) -> None:
         """The same seed gives the same bits; another seed matters exactly if the method says so."""

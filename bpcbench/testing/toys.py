@@ -31,6 +31,9 @@ from bpcbench.registry.options import build, ready
 from bpcbench.running.context import StageContext
 from bpcbench.running.seeding import seed_globals
 
+PRESENT = (0, 2)
+"""The classes of the toy data that are left where some are to be absent."""
+
 
 def toy_data(classes: int = 3, per_class: int = 30, shape: tuple[int, int, int] = (1, 8, 8), seed: int = 0) -> Data:
     """Return a small data set that can be learned: every class is a bright square at its own place, with noise."""

@@ -23,10 +23,13 @@ MAX_POINTS = 200
 Point = tuple[str, float, int]
 
 
-def curve_points(kind: str, lines: list[dict[str, Any]]) -> list[Point]:
-    """Return the points in events of a stage: (name, value, step), such as (`curve/coreset/loss`, 0.1, 20)."""
+def curve_points(kind: str, lines: list[dict[str, Any]], task: str = "") -> list[Point]:
+    """Return the points in events of a stage: (name, value, step), such as (`curve/coreset/loss`, 0.1, 20).
+
+    `task` tells the steps of class-incremental learning apart: `curve/coreset/task-2/loss`.
+    """
     return [
-        (allowed("/".join(part for part in ("curve", kind, line["what"], name) if part)), value, line["step"])
+        (allowed("/".join(part for part in ("curve", kind, task, line["what"], name) if part)), value, line["step"])
         for line in lines
         if "m" in line
         for name, value in line["m"].items()
@@ -52,26 +55,29 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
         tags["notes"] = "; ".join(cell.group.notes)
     metrics: dict[str, float] = {}
     points: list[Point] = []
-    parts = {"coreset": _first(store, cell.coresets), "predict": _first(store, cell.predictions)}
-    for kind, artefact in parts.items():
-        if artefact is None:
+    parts = {"coreset": _present(store, cell.coresets), "predict": _predicted(store, cell)}
+    for kind, artefacts in parts.items():
+        if not artefacts:
             continue
-        tags[f"{kind}.key"] = artefact.address.key
-        tags["commit"] = artefact.meta["environment"].get("commit") or "wheel"
-        tags["device"] = artefact.meta.get("device", "cpu")
-        for name, cost in (
-            ("seconds", "seconds"),
-            ("cpu_seconds", "cpu_seconds"),
-            ("peak_memory_bytes", "peak_memory"),
+        last = artefacts[-1]
+        tags[f"{kind}.key"] = last.address.key if len(artefacts) == 1 else " ".join(a.address.key for a in artefacts)
+        tags["commit"] = last.meta["environment"].get("commit") or "wheel"
+        tags["device"] = last.meta.get("device", "cpu")
+        for name, cost, combined in (
+            ("seconds", "seconds", sum),
+            ("cpu_seconds", "cpu_seconds", sum),
+            ("peak_memory_bytes", "peak_memory", max),
         ):
-            if artefact.meta.get(name) is not None:
-                metrics[f"cost/{kind}_{cost}"] = float(artefact.meta[name])
-        points += _thin(_curves(kind, artefact))
+            values = [float(a.meta[name]) for a in artefacts if a.meta.get(name) is not None]
+            if values:
+                metrics[f"cost/{kind}_{cost}"] = combined(values)
+        for artefact in artefacts:
+            points += _thin(_curves(kind, artefact, cell.task(artefact.address.stage)))
     for role in ("method", "inference", "network"):
         for name, value in cell.group.plugins[role].options.items() if role in cell.group.plugins else ():
             params[f"option.{role}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else str(value)
-    if parts["coreset"] is not None:
-        metrics["cost/coreset_bytes"] = float(parts["coreset"].meta["coreset"]["bytes"])
+    if parts["coreset"]:
+        metrics["cost/coreset_bytes"] = sum(float(part.meta["coreset"]["bytes"]) for part in parts["coreset"])
     scores = {label: store.read(address) for label, address in cell.scores.items()}
     inputs = Counter(name for score in scores.values() for name in score.meta["metrics"])
     for label, score in scores.items():
@@ -82,8 +88,7 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
                 metrics[allowed(name if inputs[name] == 1 else f"{label}/{name}")] = float(value)
     committed = [milliseconds(score.meta["committed"]) for score in scores.values()]
     # The coreset is shared, and may be much older: its time is a cost of its own.
-    own = parts["predict"] or parts["coreset"]
-    spans = [_span(own)] if own is not None and "started" in own.meta else []
+    spans = [_span(own) for own in parts["predict"] or parts["coreset"] if "started" in own.meta]
     began = min([*(start for start, _ in spans), *committed])
     ended = max([*(end for _, end in spans), *committed])
     return CellRun(params, tags, metrics, tuple(points), began, ended)
@@ -95,6 +100,7 @@ def cell_params(cell: CellRecord) -> dict[str, str]:
         **place(cell.group),
         "distil_seed": str(cell.distil_seed),
         "evaluate_seed": str(cell.evaluate_seed),
+        **({"class_order": cell.order} if cell.order else {}),
     }
 
 
@@ -111,15 +117,22 @@ def milliseconds(moment: str) -> int:
     return calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) * 1000 + int((fraction + "000")[:3])
 
 
-def _first(store: Store, addresses: tuple[Address, ...]) -> Artefact | None:
-    return next((store.read(address) for address in addresses if store.has(address)), None)
+def _present(store: Store, addresses: tuple[Address, ...]) -> list[Artefact]:
+    return [store.read(address) for address in addresses if store.has(address)]
 
 
-def _curves(kind: str, artefact: Artefact) -> list[Point]:
+def _predicted(store: Store, cell: CellRecord) -> list[Artefact]:
+    """Return one prediction of the cell, and one after every earlier step of class-incremental learning."""
+    earlier = [tuple(Address("predict", key, split) for split in cell.earlier_splits) for key in cell.earlier]
+    every = (_present(store, addresses) for addresses in (*earlier, cell.predictions))
+    return [found[0] for found in every if found]
+
+
+def _curves(kind: str, artefact: Artefact, task: str = "") -> list[Point]:
     path = artefact.folder / "curves.jsonl"
     if not path.exists():
         return []
-    return curve_points(kind, [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+    return curve_points(kind, [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()], task)
 
 
 def _thin(points: list[Point]) -> Iterator[Point]:

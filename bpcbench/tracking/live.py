@@ -66,7 +66,7 @@ class Tracker(threading.Thread):
         self._cells = {cell.key: cell for cell in manifest.cells if cell.scores}
         self._by_stage: dict[str, list[str]] = {}
         for key, cell in self._cells.items():
-            for stage in (*(address.stage for address in cell.coresets), f"predict:{cell.predict}"):
+            for stage in cell.stages:
                 self._by_stage.setdefault(stage, []).append(key)
         self._waiting = {key: {address.stage for address in cell.scores.values()} for key, cell in self._cells.items()}
         self._by_score: dict[str, list[str]] = {}
@@ -127,8 +127,9 @@ class Tracker(threading.Thread):
 
     def events(self, stage: _Stage, lines: Sequence[dict[str, Any]]) -> None:
         """Log points of a curve to the first cell that the stage serves; the others get them when they end."""
-        points = curve_points(stage.kind, list(lines))
         cells = self._by_stage.get(stage.id)
+        task = self._cells[cells[0]].task(stage.id) if cells else ""
+        points = curve_points(stage.kind, list(lines), task)
         if points and cells and not self.failed:
             began = self._stage_began.get(stage.id)
             self._queue.put(lambda: self._live(cells[0], points, began))

@@ -316,8 +316,7 @@ class Book:
         records = {failure.stage: failure for failure in failures}
         reasons = {**{stage: failure.message for stage, failure in records.items()}, **reasons}
         for cell in self.manifest.cells if reasons else ():
-            stages = [*(a.stage for a in cell.coresets), f"predict:{cell.predict}"]
-            stages += [address.stage for address in cell.scores.values()]
+            stages = [*cell.stages, *(address.stage for address in cell.scores.values())]
             stage = next((each for each in stages if each in reasons), None)
             if stage is None or cell.key in self._finished or not cell.scores:
                 continue

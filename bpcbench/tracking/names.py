@@ -44,7 +44,8 @@ def group_name(group: Group, axes: tuple[str, ...]) -> str:
 
 def cell_name(cell: CellRecord, axes: tuple[str, ...]) -> str:
     """Return a cell in words: its group and its seeds."""
-    return f"{group_name(cell.group, axes)} seed {cell.distil_seed}.{cell.evaluate_seed}"
+    order = f" order {cell.order}" if cell.order else ""
+    return f"{group_name(cell.group, axes)}{order} seed {cell.distil_seed}.{cell.evaluate_seed}"
 
 
 def group_key(manifest_digest: str, group: Group) -> str:

@@ -39,9 +39,9 @@ def coresets_of(summary: SummaryRun, manifest: Manifest, store: Store) -> dict[s
     """
     names = _class_names(manifest, summary.group.dataset)
     files: dict[str, bytes] = {}
-    for position, (seed, addresses) in enumerate(summary.coresets.items()):
-        for part, address in enumerate(addresses):
-            title = f"coresets/seed {seed}" + (f" part {part}" if len(addresses) > 1 else "")
+    for position, (drawn, addresses) in enumerate(summary.coresets.items()):
+        for task, address in enumerate(addresses, 1):
+            title = f"coresets/{drawn}" + (f" task {task}" if len(addresses) > 1 else "")
             steps = list(_snapshots(address, store)) if position == 0 else []
             last = steps[-1][0] + 1 if steps else 0
             for step, member in [*steps, (last, address)]:
@@ -51,7 +51,7 @@ def coresets_of(summary: SummaryRun, manifest: Manifest, store: Store) -> dict[s
                     files[f"{stem}.png"] = grid
                     files[f"{stem}+compressed.webp"] = _thumbnail(grid)
                     if member == address and position == 0:
-                        files["coreset.png" if len(addresses) == 1 else f"coreset-{part}.png"] = grid
+                        files["coreset.png" if len(addresses) == 1 else f"coreset-task-{task}.png"] = grid
     return files
 
 

@@ -25,13 +25,13 @@ _Metric = tuple[str, str]
 class SummaryRun:
     """The summary of one group: what its run shows. Times are milliseconds since 1970.
 
-    `coresets` are the coresets of the group by the distillation seed that they were first asked for with.
+    `coresets` are the coresets of the group by what they were first asked for with, such as `seed 0`.
     """
 
     group: Group
     metrics: Mapping[str, float]
     tags: Mapping[str, str]
-    coresets: Mapping[int, tuple[Address, ...]]
+    coresets: Mapping[str, tuple[Address, ...]]
     began: int
     ended: int
 
@@ -45,7 +45,7 @@ class SummaryRun:
 class _Gathered:
     """When the results of a group were made, and from which coresets."""
 
-    coresets: dict[str, tuple[int, tuple[Address, ...]]] = field(default_factory=dict)
+    coresets: dict[str, tuple[str, tuple[Address, ...]]] = field(default_factory=dict)
     times: list[int] = field(default_factory=list)
     cells: int = 0
 
@@ -57,7 +57,8 @@ class _Gathered:
         self.times += made
         self.cells += 1
         if cell.coreset not in self.coresets:
-            self.coresets[cell.coreset] = cell.distil_seed, cell.coresets
+            order = f"order {cell.order} " if cell.order else ""
+            self.coresets[cell.coreset] = f"{order}seed {cell.distil_seed}", cell.coresets
             metas = (store.meta(address) for address in cell.coresets if store.has(address))
             self.times += [milliseconds(meta["started"]) for meta in metas if "started" in meta]
 

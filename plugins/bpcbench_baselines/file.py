@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from bpcbench import describe_coreset, load_coreset, load_transform
 from bpcbench.api import Context, Method, option
 from bpcbench.errors import UserError
@@ -31,7 +33,8 @@ class File(Method):
 
     It is brought into the space of the cell's preprocessing: images stay as they are if the folder's own preprocessing
     is the same, and else go back to pixels and forward again. To evaluate them in their own space, name that
-    preprocessing in the suite. Cells of other images per class, classes or image sizes are skipped.
+    preprocessing in the suite. Cells of other images per class, classes or image sizes are skipped. Where the training
+    data lack classes, as in the steps of class-incremental learning, the rows of the others are left out.
 
     The digest of the content is part of every key; without it in the suite, that of the folder counts.
     """
@@ -88,8 +91,21 @@ class File(Method):
             raise ValueError(f"{self.path} has changed since it was planned with")
         coreset = load_coreset(self.path)
         images = inputs.transform.convert(coreset.images, load_transform(self.path))
-        brought = replace(coreset, images=images)
+        brought = _of_classes(replace(coreset, images=images), data)
         return mirrored(brought) if (stored.mirrored if self.mirror is None else self.mirror) else brought
+
+
+def _of_classes(coreset: Coreset, data: Data) -> Coreset:
+    if data.train.labels is None or len(data.present) == data.facts.classes:
+        return coreset
+    rows = np.flatnonzero(np.isin(coreset.class_ids, data.present))
+    return replace(
+        coreset,
+        images=coreset.images[rows],
+        targets=coreset.targets[rows],
+        class_ids=coreset.class_ids[rows],
+        weights=None if coreset.weights is None else coreset.weights[rows],
+    )
 
 
 def _mismatches(stored: StoredCoreset, facts: Facts, ipc: int) -> Iterator[str]:

@@ -28,7 +28,7 @@ class Herding(Baseline):
     def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the selected images, in order of selection within each class."""
         chosen = []
-        for rows in rows_by_class(data, ipc):
+        for rows in rows_by_class(data, ipc).values():
             points = inputs.transform.apply(data.train.images[rows]).reshape(len(rows), -1)
             chosen.append(rows[greedy_mean(points.astype(np.float64), ipc)])
         return real_images(data, np.concatenate(chosen), inputs)

@@ -28,12 +28,12 @@ class KMeans(Baseline):
     def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the centres, ordered by class."""
         centres = []
-        for label, rows in enumerate(rows_by_class(data, ipc)):
+        for label, rows in rows_by_class(data, ipc).items():
             points = inputs.transform.apply(data.train.images[rows]).reshape(len(rows), -1)
             seed = int(np.random.SeedSequence([ctx.seed, label]).generate_state(1)[0])
             centres.append(self._centres(points, ipc, seed))
         images = np.concatenate(centres).reshape(-1, *data.facts.shape).astype(np.float32)
-        labels = np.repeat(np.arange(data.facts.classes, dtype=np.int64), ipc)
+        labels = np.repeat(np.asarray(data.present, dtype=np.int64), ipc)
         return Coreset(images=images, targets=labels, class_ids=labels.copy(), classes=data.facts.classes)
 
     def _centres(self, points: Array, count: int, seed: int) -> Array:

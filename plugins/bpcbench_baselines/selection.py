@@ -34,10 +34,10 @@ class Baseline(Method):
         return None
 
 
-def rows_by_class(data: Data, ipc: int) -> list[Array]:
-    """Return the training rows of every class; raise ValueError if a class has fewer than `ipc`."""
-    rows = [np.flatnonzero(data.labels == label) for label in range(data.facts.classes)]
-    for label, members in enumerate(rows):
+def rows_by_class(data: Data, ipc: int) -> dict[int, Array]:
+    """Return the training rows of every class that has any; raise ValueError if one has fewer than `ipc`."""
+    rows = {label: np.flatnonzero(data.labels == label) for label in data.present}
+    for label, members in rows.items():
         if len(members) < ipc:
             raise ValueError(
                 f"class {label} has {len(members)} training images, fewer than the {ipc} per class asked for"

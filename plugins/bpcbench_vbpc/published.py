@@ -14,6 +14,8 @@ Data sets, methods and metrics of the file have the names of our plugins. Which 
 - `cost_training`, `cost_inference`: the methods of the main table; experts are `prep s`, training is `distil s`, and
   inference is `infer s` of `bpcbench report --costs`, in seconds there. The paper measures on an RTX 3090.
 - `memory`: VBPC with either form of its loss and `vi` with either form of its predictive, where `measure` is on.
+- `continual`: the same cells where the classes come in five steps; metrics `after-1/acc` ... `after-5/acc` of the
+  evaluator `continual`, by the number of classes seen.
 - `ablation_*`: VBPC with one of its options changed, or one of the inference's for `ablation_eval_steps`.
 
 The paper does not say by which formula its NLLs were computed, so `nll` and `nll_batch128` both stand beside them. It
@@ -24,7 +26,7 @@ paper/main and paper/main-native.
 
 Derived columns are not stored: the drops of `cross_inference` are differences (`report --against-inference`).
 
-Without an equivalent here, and so never shown: `random` of `large`, whose inference is not stated; `continual`.
+Without an equivalent here, and so never shown: `random` of `large`, whose inference is not stated.
 """
 
 from __future__ import annotations
@@ -73,6 +75,8 @@ _SETTINGS: Mapping[str, Any] = {"init": "real", "optimiser": "adam", "learn_labe
 """VBPC as in the main table; every ablation of the first kind changes one of these."""
 _PRECISIONS: Mapping[str, Any] = {**_SETTINGS, "updates": 100, "gamma": 100.0, "rho": 10.0}
 """VBPC as in the ablations on CIFAR-100 at 10 images per class."""
+_TASKS, _CLASSES = 5, 100
+"""The table of continual learning: the steps in which the classes of CIFAR-100 come, and their number."""
 _ABLATION_STEPS = 2000
 _ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ablation_init": ("init", {"uniform": "uniform-normalised", "real": "real"}),
@@ -140,6 +144,9 @@ def _cells(line: Mapping[str, str]) -> Iterator[PublishedPattern]:
     elif table == "ood_detection":
         other = {"tinyimagenet": "tiny_imagenet", "svhn": "svhn"}[value]
         yield from _at(line, (f"{other}/{metric}",), _own(method))
+    elif table == "continual":
+        step = int(value) * _TASKS // _CLASSES
+        yield from (replace(cell, tasks=_TASKS) for cell in _at(line, (f"after-{step}/{metric}",), _own(method)))
     elif table == "cross_inference" and value == "own":
         yield from _at(line, metrics, _own(method))
     elif table == "cross_inference":

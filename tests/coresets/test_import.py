@@ -19,6 +19,7 @@ import bpcbench
 from bpcbench.cli import main
 from bpcbench.coresets.importing.guesses import Unclear, channels_first, labels_of, value_range
 from bpcbench.coresets.reading import describe_coreset, load_coreset, load_transform, pixels
+from bpcbench.data.classes import of_classes
 from bpcbench.data.splits import training_data
 from bpcbench.errors import UserError
 from bpcbench.records import Data, Ref
@@ -358,6 +359,9 @@ def test_mirrored_copies_are_appended(real: Any, digits: Data, tmp_path: Path) -
     assert coreset.targets.tolist() == [*real[1], *real[1]]
     assert len(File(path=str(tmp_path / "a"), mirror=False).distil(digits, 2, inputs, None)) == 20  # type: ignore[arg-type]
     assert File(path=str(tmp_path / "a")).skip(digits.facts, 2) is None
+    part = File(path=str(tmp_path / "a")).distil(of_classes(digits, (3, 8)), 2, inputs, None)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(part.images, coreset.images[np.isin(coreset.class_ids, (3, 8))])
+    assert set(part.class_ids.tolist()) == {3, 8}
 
 
 def test_evaluate_without_a_suite(real: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,9 @@ class Centroid(bpcbench.Inference):
         return f"{offer.method} is too wide" if offer.network.width > 99 else None
 
     def fit(self, coreset: Any, network: Any, inputs: Any, ctx: Any) -> _Near:
-        means = np.stack([coreset.images[coreset.class_ids == c].mean(0) for c in range(coreset.classes)])
+        means = np.full((coreset.classes, *coreset.images.shape[1:]), np.inf, np.float32)
+        for c in np.unique(coreset.class_ids):
+            means[c] = coreset.images[coreset.class_ids == c].mean(0)
         return _Near(means + np.random.default_rng(ctx.seed).normal(0, 0.01, means.shape), self.heat)
 
 

@@ -58,6 +58,7 @@ def test_a_number_matches_where_every_axis_agrees() -> None:
         {"inference": "vi"},
         {"network": "mlp"},
         {"native": False},
+        {"tasks": 5},
         {"metric": "nll"},
         {"method_options": {**CELL.method_options, "noise": False}},
         {"method_options": {**CELL.method_options, "network": {"plugin": "mlp", "width": 16}}},
@@ -72,7 +73,7 @@ def test_no_number_matches_where_one_axis_differs(change: dict[str, Any]) -> Non
 
 
 def test_every_axis_of_a_pattern_is_tested_above() -> None:
-    axes = {field.name for field in dataclasses.fields(PublishedPattern)} - {"metrics"}
+    axes = {field.name for field in dataclasses.fields(PublishedPattern)} - {"metrics", "tasks"}
     assert {name for name in axes if getattr(FULL, name) in (None, {})} == set()
 
 
@@ -81,6 +82,13 @@ def test_an_axis_that_is_not_named_matches_everything() -> None:
     other = PublishedQuery("mnist", 1, "distil", "vi", "mlp", metric="acc")
     assert match([paper(published)], other) is published
     assert match([paper(replace(published, ipc=None))], replace(other, ipc=7)) is not None
+
+
+def test_a_number_of_all_classes_at_once_does_not_match_classes_that_come_in_steps() -> None:
+    published = number(PublishedPattern(method="distil"))
+    assert match([paper(published)], replace(CELL, tasks=5)) is None
+    in_steps = number(PublishedPattern(method="distil", tasks=5))
+    assert [match([paper(in_steps)], replace(CELL, tasks=n)) for n in (None, 5, 10)] == [None, in_steps, None]
 
 
 def test_a_number_without_cells_is_never_shown() -> None:

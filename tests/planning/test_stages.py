@@ -27,6 +27,7 @@ from bpcbench.planning.stages import (
     ScoreStage,
     SplitUse,
     Stage,
+    TaskInput,
     TrainingData,
     stage_from_json,
 )
@@ -81,12 +82,18 @@ SCORE = ScoreStage(
     CORESET.addresses,
 )  # fmt: skip
 FITTING = PrerequisiteStage(Spec.of(Scale()), DATA, None, {}, "float32")
-ALL = [FITTING, PREREQUISITE, CORESET, PREDICT, SCORE]
+PART = replace(DATA, classes=(0, 3))
+TASK = TaskInput((0, 3), SCORE.predictions)
+ALL = [
+    FITTING, PREREQUISITE, CORESET, PREDICT, SCORE,
+    replace(PREREQUISITE, data=PART), replace(CORESET, data=PART), replace(SCORE, tasks=(TASK, TASK)),
+]  # fmt: skip
 
 MORE_SCALED = Fitted(SCALED.plugin, address("prerequisite", "e"))
 MORE_ROLES: Any = {"role": role("b", "002")}
 MORE_DATA = [
-    replace(DATA, dataset=Spec.of(Blobs())), replace(DATA, fingerprint="other"), replace(DATA, holdout=True)
+    replace(DATA, dataset=Spec.of(Blobs())), replace(DATA, fingerprint="other"), replace(DATA, holdout=True),
+    PART, replace(DATA, classes=(0, 4)),
 ]  # fmt: skip
 KEYED: dict[str, tuple[Any, dict[str, list[Any]]]] = {
     "prerequisite": (
@@ -136,6 +143,9 @@ KEYED: dict[str, tuple[Any, dict[str, list[Any]]]] = {
             "prerequisites": [{}, MORE_ROLES],
             "transform": [MORE_SCALED],
             "coresets": [()],
+            "tasks": [
+                (TASK,), (TASK, replace(TASK, classes=(1,))), (replace(TASK, predictions=SCORE.predictions[:1]),)
+            ],
         },
     ),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import bpcbench
 from bpcbench.api import Method
+from bpcbench.data.classes import of_classes
 from bpcbench.records import Data, Facts, Inputs, Ref, Split, Transform
 from bpcbench.sampling import per_class
 from bpcbench_baselines.herding import Herding, greedy_mean
@@ -82,10 +83,15 @@ def test_too_many_images_per_class_are_refused_with_a_reason(method: Method) -> 
     assert "at least 1" in (method.skip(data.facts, 0) or "")
 
 
-def test_a_class_without_images_is_an_error() -> None:
-    data = tiny([4, 0, 4])
-    with pytest.raises(ValueError, match="class 1 has 0"):
-        RandomChoice().distil(data, 1, Inputs(Transform(Standardize(), {})), context())
+@pytest.mark.parametrize("method", BY_CLASS, ids=lambda method: method.name)
+def test_a_class_without_images_has_none_in_the_coreset(method: Any) -> None:
+    """Each class's rows are those that it has among all classes: the others have no say in them."""
+    data, had = digits()
+    part, whole = (method.distil(of_classes(data, some), 3, had, context(5)) for some in ((4, 7), range(10)))
+    rows = np.isin(whole.class_ids, (4, 7))
+    assert part.classes == 10
+    assert part.class_ids.tolist() == [4, 4, 4, 7, 7, 7]
+    np.testing.assert_allclose(part.images, whole.images[rows], atol=1e-6)
 
 
 def test_random_takes_the_images_that_all_methods_start_from() -> None:

@@ -17,6 +17,7 @@ from bpcbench_baselines.random_choice import RandomChoice
 from bpcbench_baselines.whole import Whole
 from bpcbench_data.digits import Digits
 from bpcbench_evaluators.classification import Classification
+from bpcbench_evaluators.continual import Continual
 from bpcbench_torch.inferences import Ensemble, NetworkInference
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
 from bpcbench_torch.preprocessing import Standardize
@@ -40,6 +41,10 @@ class TestWhole(MethodConformance):
 
 class TestClassification(EvaluatorConformance):
     plugin = Classification()
+
+
+class TestContinual(EvaluatorConformance):
+    plugin = Continual()
 
 
 class TestDigits(DatasetConformance):

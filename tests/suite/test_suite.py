@@ -128,6 +128,7 @@ def test_all_keys(registry: Registry, write_suite: Write) -> None:
     examples: 500
     cases: [{when: {ipc: 1}, set: {methods.a.iterations: 3}}]
     exclude: [{method: b, ipc: [1]}]
+    tasks: {steps: 2, orders: [3, natural]}
     threads: 2
     precision: bf16
     device: cpu

@@ -45,6 +45,26 @@ CASES = {
     "axis of numbers": (good(datasets="datasets: [1]"), 2, "datasets: expected a list of names or a mapping of labels"),
     "axis is a number": (good(datasets="datasets: 3"), 2, "datasets: expected a list of names or a mapping of labels"),
     "unknown dataset": (good(datasets="datasets: [digit]"), 2, "unknown dataset 'digit'; did you mean 'digits'?"),
+    "tasks without steps": (good(t="tasks: {order: 1}"), 6, "tasks: expected {steps: n, order: m} or {steps"),
+    "tasks is a number": (good(t="tasks: 5"), 6, "tasks: expected {steps: n, order: m} or {steps"),
+    "unknown key of tasks": (
+        good(t="tasks: {steps: 5, ordes: [1]}"),
+        6,
+        "tasks.ordes: unknown key 'ordes'; did you mean 'orders'? (allowed: order, orders, steps)",
+    ),
+    "one step": (good(t="tasks: {steps: 1}"), 6, "tasks.steps: steps must be an integer above 1, got 1"),
+    "half a step": (good(t="tasks: {steps: 2.5}"), 6, "tasks.steps: steps must be an integer above 1, got 2.5"),
+    "negative order": (good(t="tasks: {steps: 5, order: -1}"), 6, "tasks.order: an order is natural, or a seed from 0"),
+    "order as truth": (good(t="tasks: {steps: 5, order: true}"), 6, "tasks.order: an order is natural, or a seed from"),
+    "several under order": (good(t="tasks: {steps: 5, order: [0, 1]}"), 6, "tasks.order: expected one order; several"),
+    "no orders": (good(t="tasks: {steps: 5, orders: []}"), 6, "tasks.orders: orders must name at least one"),
+    "an order twice": (good(t="tasks: {steps: 5, orders: [1, 1]}"), 6, "tasks.orders: an order is named twice"),
+    "order and orders": (
+        good(t="tasks: {steps: 5, order: 0, orders: [1]}"), 6, "tasks.orders: order and orders exclude each other"
+    ),
+    "evaluator of steps": (
+        good(e="evaluators: [continual]"), 6, "evaluators.continual: it scores class-incremental learning: add the key"
+    ),
     "unknown method": (
         good(methods="methods:\n  random:\n  kmean:"),
         6,

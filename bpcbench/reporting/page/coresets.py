@@ -75,7 +75,7 @@ def _cards(view: View) -> Iterator[_Card]:
             steps = list(kept(address.key)) if address.member == FINAL else []
             inside = [step for step in steps if step][:-1] if steps else []
             stride = max(1, -(-len(inside) // SNAPSHOTS))
-            part = f", part {number}" if len(cell.coresets) > 1 else ""
+            part = f", task {number} of {len(cell.coresets)}" if len(cell.coresets) > 1 else ""
             yield _Card(cell, address, part, inside[::-1][::stride][::-1], 0 in steps)
 
 

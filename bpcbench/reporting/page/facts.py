@@ -150,7 +150,7 @@ def provenance(view: View, command: str) -> Html:
 def _environments(view: View) -> dict[str, str]:
     """Return where the scores were made: the values that occur, by name, in one evaluation per coreset."""
     values: dict[str, Counter[str]] = {}
-    one_each = {(id(cell.group), cell.distil_seed): cell for cell in view.manifest.cells if cell.step is None}
+    one_each = {(id(cell.group), cell.draw): cell for cell in view.manifest.cells if cell.step is None}
     for cell in one_each.values():
         for address in cell.scores.values():
             if view.store.has(address):

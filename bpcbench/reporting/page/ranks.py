@@ -29,11 +29,11 @@ def mean_ranks(rows: Sequence[Row], metric: str) -> list[MeanRank]:
     lines are ranked within each block by their means over evaluation seeds; the mean over blocks is one observation.
     """
     mine = [row for row in rows if row.metric == metric and row.ranked and row.higher_is_better is not None]
-    values: dict[tuple[str, int, str], dict[int, dict[tuple[str, str, str], list[float]]]] = {}
+    values: dict[tuple[str, int, str], dict[tuple[str, int], dict[tuple[str, str, str], list[float]]]] = {}
     for row in mine:
         seeds = values.setdefault((row.dataset, row.ipc, row.evaluator), {})
         line = (row.method, row.inference, row.network)
-        seeds.setdefault(row.distil_seed, {}).setdefault(line, []).append(row.value)
+        seeds.setdefault(row.draw, {}).setdefault(line, []).append(row.value)
     present = [{line for lines in seeds.values() for line in lines} for seeds in values.values()]
     lines = [
         line
@@ -44,7 +44,7 @@ def mean_ranks(rows: Sequence[Row], metric: str) -> list[MeanRank]:
         return []
     higher = bool(mine[0].higher_is_better)
     observed: dict[tuple[str, str, str], list[float]] = {line: [] for line in lines}
-    for seed in sorted({row.distil_seed for row in mine}):
+    for seed in sorted({row.draw for row in mine}):
         places = [seeds.get(seed, {}) for seeds in values.values()]
         if not all(line in place for place in places for line in lines):
             continue

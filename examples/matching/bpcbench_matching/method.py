@@ -43,7 +43,7 @@ class DistributionMatching(bpcbench.Method):
         chosen = chosen[np.argsort(data.labels[chosen], kind="stable")]  # rows of a class follow each other
         start = inputs.transform.apply(data.train.images[chosen])
         images = torch.tensor(start, device=ctx.device, requires_grad=True)
-        rows = [np.flatnonzero(data.labels == c) for c in range(data.facts.classes)]
+        rows = [np.flatnonzero(data.labels == c) for c in data.present]
         rng = np.random.default_rng(ctx.seed)
         sgd = torch.optim.SGD([images], self.lr, momentum=self.momentum)
 
