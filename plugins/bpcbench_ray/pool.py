@@ -59,7 +59,13 @@ class RayPool:
         self._told: set[str] = set()
         self._mine = not ray.is_initialized()
         if self._mine:
-            _connect(engine.address)
+            slow = threading.Timer(CONNECT_SECONDS, run.report, ["Ray does not answer yet; it tries for minutes"])
+            slow.daemon = True
+            slow.start()
+            try:
+                _connect(engine.address)
+            finally:
+                slow.cancel()
 
     def adopt(self) -> Iterable[Task]:
         """Return the tasks that earlier runs have left."""

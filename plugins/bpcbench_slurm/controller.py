@@ -88,7 +88,8 @@ class Controller:
             raise Away(f"{command[0]} took longer than {SECONDS:g} s") from None
         if done.returncode == 0:
             return done.stdout
-        said = " ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
+        lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line.strip()) for line in done.stderr.splitlines()]
+        said = "; ".join(line for line in lines if line)
         if _FULL.search(said):
             raise Full(said)
         if _AWAY.search(said):

@@ -106,6 +106,11 @@ class Cluster:
         """Cancel everything, bring the nodes back, and wait until no job is left."""
         subprocess.run(["scancel", "--me"], check=False, capture_output=True)
         until(lambda: not self.jobs())
+        if self.idle() != {"n1", "n2"}:
+            subprocess.run(
+                ["scontrol", "update", "nodename=n[1-2]", "state=resume"], check=False, capture_output=True, timeout=60
+            )
+            until(lambda: self.idle() == {"n1", "n2"}, 60, "the nodes")
 
     def stop(self) -> None:
         """End the daemons."""

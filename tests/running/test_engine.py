@@ -86,7 +86,7 @@ def wait_for_checkpoint(toy: Toy) -> None:
 
 @pytest.mark.parametrize(
     ("number", "jobs", "group"),
-    [(signal.SIGINT, 2, False), (signal.SIGTERM, 2, False), (signal.SIGTERM, 2, True), (signal.SIGINT, 0, False)],
+    [(signal.SIGINT, 2, False), (signal.SIGHUP, 2, False), (signal.SIGTERM, 2, True), (signal.SIGINT, 0, False)],
 )
 def test_signals_stop_cleanly(toy: Toy, number: signal.Signals, jobs: int, group: bool) -> None:
     """Checkpoints are written though none is due, nothing lives on, and the next run goes on from there.

@@ -15,14 +15,15 @@ from plain_stages import planned
 
 from bpcbench.errors import EngineError
 from bpcbench.planning.planner import PlannedStage
-from bpcbench.records import Ended, Started, Task
+from bpcbench.records import Ended, Requeued, Started, Task
 from bpcbench.running import lane as lanes
 from bpcbench.running.lane import Lane, StopRequest
+from bpcbench.running.ownership import Ownership
 from bpcbench.running.queue import Outcome, Queue
 from bpcbench.running.run import _sweep, make_task
 from bpcbench.store.store import Store
 
-Event = Started | Ended
+Event = Started | Requeued | Ended
 
 
 @dataclass
@@ -332,3 +333,50 @@ def test_outcomes_that_nobody_reads_are_removed(tmp_path: Path) -> None:
     _sweep(tmp_path)
     _sweep(tmp_path / "nothing")
     assert list(tmp_path.iterdir()) == [new]
+
+
+def test_a_requeued_attempt_counts_its_timeout_anew(make: Make) -> None:
+    """It waits for longer than its timeout, and is not stopped."""
+    scene = make(lambda task: [Started(task.attempt), Requeued(task.attempt)], timeout=0.1)
+    scene.lane._pool = scene.pool
+    begin = time.monotonic()
+    while time.monotonic() - begin < 0.3:
+        scene.lane.poll()
+    assert scene.pool.stopped == []
+    scene.pool.news += [Started(task.attempt) for task in scene.pool.tasks]
+    while not scene.pool.stopped:
+        scene.lane.poll()
+        assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("further", [True, False])
+def test_stops_from_outside_count_only_without_progress(make: Make, further: bool) -> None:
+    """A time limit ends many attempts; as long as each gets further than the last, there is another one."""
+
+    def limited(task: Task) -> list[Event]:
+        number = len(scene.pool.tasks)
+        if number == 6:
+            return done(task)
+        step = number if further else 1
+        (Store.open(task.store).scratch(task.id) / task.attempt / f"checkpoint-000000-{step:012d}").mkdir(parents=True)
+        return [Ended(task.attempt, "stopped")]
+
+    scene = make(limited, retries=1)
+    (outcome,) = scene.run().values()
+    assert outcome[0] == ("done" if further else "failed")
+    assert len(scene.pool.tasks) == (6 if further else 2)
+
+
+@pytest.mark.parametrize("when", ["submitted", "asked"])
+def test_leaving_stops_nothing(make: Make, tmp_path: Path, when: str) -> None:
+    def ask(task: Task) -> list[Event]:
+        scene.lane.stop.requested = scene.lane.stop.leave = when == "asked"
+        return [Started(task.attempt)]
+
+    scene = make(ask, planned("a"), planned("b"), planned("c", "a"))
+    scene.lane.stop.when_submitted = when == "submitted"
+    scene.lane.ownership = Ownership(tmp_path / "owners", "me")
+    assert scene.run() == {}
+    assert (scene.pool.stopped, scene.pool.killed, scene.pool.closed) == ([], [], True)
+    assert scene.lane.left == len(scene.pool.tasks) == 2
+    assert not list((tmp_path / "owners" / "runs").iterdir()), "others may take over at once"

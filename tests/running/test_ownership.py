@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import toys
 from plain_stages import planned
 
+from bpcbench.errors import UserError
 from bpcbench.records import Task
 from bpcbench.running.ownership import Ownership
 from bpcbench.running.run import make_task
+from bpcbench.session import Session
 
 
 def left_by(run: str, folder: Path) -> Task:
@@ -49,3 +53,11 @@ def test_two_successors_do_not_both_get_it(tmp_path: Path, monkeypatch: pytest.M
     # Both have found that the owner is gone before either has claimed.
     monkeypatch.setattr(Ownership, "_claim", lambda *_: None)
     assert [second.claim(task), third.claim(task)] == [True, False]
+
+
+def test_an_engine_that_cannot_be_left_is_refused(install: Any, write_suite: Any, tmp_path: Path) -> None:
+    install(toys)
+    session = Session(write_suite(toys.TOYS), out=tmp_path / "out", detach=True)
+    with pytest.raises(UserError, match=r"--detach: stages of the engine local end with the run .*slurm"):
+        session.run()
+    assert not (tmp_path / "out").exists()
