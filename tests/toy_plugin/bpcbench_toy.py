@@ -12,6 +12,7 @@ import functools
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -107,6 +108,26 @@ class ToyReal(bpcbench.Method):
 
     def distil(self, data, ipc, inputs, ctx):
         count("coreset", ctx.seed)
+        time.sleep(self.wait)
+        return real(data, inputs, ipc, ctx.seed)
+
+
+@dataclass(frozen=True)
+class ToyParent(bpcbench.Method):
+    """Leaves processes behind: a child, one in another session, an orphan, and a fork of itself."""
+
+    name: ClassVar[str] = "toy-parent"
+    resources: ClassVar[bpcbench.Resources] = bpcbench.Resources()
+    wait: float = 0.0
+
+    def distil(self, data, ipc, inputs, ctx):
+        children = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sleep", "600"], start_new_session=True)]
+        subprocess.run(["sh", "-c", "sleep 600 & sleep 600 &"], check=True)
+        forked = os.fork()
+        if forked == 0:
+            time.sleep(600)
+            os._exit(0)
+        count("left", forked, *(child.pid for child in children))
         time.sleep(self.wait)
         return real(data, inputs, ipc, ctx.seed)
 
@@ -316,7 +337,7 @@ def bpcbench_prerequisites():
 
 @bpcbench.hookimpl
 def bpcbench_methods():
-    return [ToyReal, ToyAdam, ToyLoop, ToyBad]
+    return [ToyReal, ToyParent, ToyAdam, ToyLoop, ToyBad]
 
 
 @bpcbench.hookimpl
