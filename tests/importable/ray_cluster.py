@@ -10,6 +10,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,8 @@ def missing() -> str:
     """Return why no cluster can be started here; empty if one can."""
     if importlib.util.find_spec("ray") is None:
         return 'not installed: pip install -e ".[ray]"'
+    if shutil.which("ip") is None:
+        return "not installed: ip (apt-get install iproute2)"
     return "" if os.geteuid() == 0 else "a network namespace needs root"
 
 
