@@ -51,6 +51,11 @@ class RunResult:
         return self.ended.signal
 
     @property
+    def error(self) -> str:
+        """What went wrong with the engine, if that ended the run."""
+        return self.ended.error
+
+    @property
     def store(self) -> Path:
         """The folder of the store."""
         return self.view.store.root
@@ -142,6 +147,7 @@ class RunResult:
         words = [f"{len(progress.done):,} of {total:,} evaluations have results"]
         words += [f"{len(self.failures):,} stages failed"] if self.failures else []
         words += [f"stopped by signal {self.signal}"] if self.signal is not None else []
+        words += [self.error] if self.error else []
         return f"{view.manifest.name}: {', '.join(words)}"
 
     def __repr__(self) -> str:
