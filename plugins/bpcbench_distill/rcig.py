@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Method, Network, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs, Native, Ref
-from bpcbench_distill.rcig_inference import MIRROR_HELP, Mirror
+from bpcbench_distill.rcig_inference import MIRROR_HELP, Mirror, mirrors
 from bpcbench_torch.networks import ConvGN, ConvIN, ConvNetwork
+from bpcbench_torch.operations import STEP
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,22 @@ class RCIG(Method):
             "mirror": self.mirror,
         }
         return Native(Ref("rcig", options), self.network)
+
+    def operations(self, facts: Facts, ipc: int) -> float | None:
+        """Return steps * F * ((5 products + 22 + 3 updates) * rows + 6 batch), as through the network.
+
+        F is one image's forward pass. A product with J takes three convolutions for each of the network, one with its
+        transpose two. Rows include mirrored copies. The search for rates, and what a small Jacobian saves, are left
+        out.
+        """
+        one, rows = self.network.operations(facts.shape, facts.classes), ipc * facts.classes
+        if one is None:
+            return None
+        if mirrors(self.mirror, facts.shape[0], facts.classes, rows):
+            rows *= 2
+        updates = (1 + self.pool_steps) / 2
+        products = self.inner_steps + self.hvp_steps
+        return self.steps * one * ((5 * products + 22 + STEP * updates) * rows + 6 * self.batch)
 
     def initial_seed(self, seed: int) -> int:
         """Return the seed of the initial images for a distillation seed."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer, mirrored
+from bpcbench_torch.operations import STEP
 
 Mirror = Literal["auto", "yes", "no"]
 MIRROR_HELP = "mirrored copies of the images; auto: colour, up to 200 classes and 1000 images, as its authors"
@@ -105,13 +106,30 @@ class RCIGInference(Inference):
             return f"{self.name} trains torch networks, but {offer.network.name} is a {offer.network.framework} network"
         return None
 
+    def operations(self, offer: Offer, images: int) -> float | None:
+        """Return F * (3 steps * rows + images), F being one image's forward pass."""
+        one, rows = offer.network.operations(offer.facts.shape, offer.facts.classes), offer.ipc * offer.facts.classes
+        if one is None:
+            return None
+        copies = 2 if mirrors(self.mirror, offer.facts.shape[0], offer.facts.classes, rows) else 1
+        used = self.rows if rows > self.rows else copies * rows
+        return one * (STEP * self.performed(self.nominal(rows)) * used + images)
+
+    def nominal(self, rows: int) -> int:
+        """Return the nominal number of steps for a coreset of so many images, mirrored copies not counted."""
+        return self.steps if self.steps is not None else _SMALL_STEPS if rows == _SMALL else _STEPS
+
+    def performed(self, nominal: int) -> int:
+        """Return the number of steps that are taken."""
+        plain = self.augmentation == "none" and self.loops == "code"
+        return max(1, nominal * _BLOCK // _PLAIN_BLOCK) if plain else nominal
+
     def regression(self, coreset: Coreset) -> RCIGRegression:
         """Return the settings for a coreset, mirrored already or not."""
         rows = len(coreset.images) // (2 if _holds_copies(coreset) else 1)
-        nominal = self.steps if self.steps is not None else _SMALL_STEPS if rows == _SMALL else _STEPS
-        plain = self.augmentation == "none" and self.loops == "code"
+        nominal = self.nominal(rows)
         return RCIGRegression(
-            steps=max(1, nominal * _BLOCK // _PLAIN_BLOCK) if plain else nominal,
+            steps=self.performed(nominal),
             schedule=Schedule(self.lr, min(self.warmup, nominal // 2), nominal),
             # The authors compare the images before mirroring with 256.
             rows=self.rows if rows > self.rows else 2 * rows,

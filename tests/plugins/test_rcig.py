@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -362,6 +363,29 @@ def test_an_operation_is_drawn_for_every_image():
     assert min(int(erased.sum()), int(flipped.sum()), int(same.sum())) >= 5
     assert strategy("rcig-each", 1).operations == ("crop", "rotate", "translate", "cutout")
     assert strategy("rcig-each", 3).operations == strategy("frepo", 3).operations
+
+
+def test_the_operations_of_a_plan_are_those_that_torch_counts():
+    """Through the network, for a coreset too large for the matrix; 5 % for what is not a convolution."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    method = RCIG(network=ConvNN(width=4, softplus=60.0), batch=20, steps=1, pool_steps=1, inner_steps=3, hvp_steps=2)
+    linear = Linearisation(method.network.build((1, 8, 8), 10, 0).eval())
+    learned = Learned(*(torch.zeros(shape, requires_grad=True) for shape in ((20, 1, 8, 8), (20, 10), ())))
+    real = Real(torch.zeros(20, 1, 8, 8), torch.arange(20) % 10)
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = MagicMock(parents={"Global"})  # it cannot follow transformed modules
+    with counter:
+        problem = InnerProblem(linear, learned.images, learned.targets, 0.1, explicit=0)
+        inner = problem.descend(method.inner_steps, 1e-3)
+        direct = outer_gradients(problem, inner.end, learned, real, 0.1, mirror=False)
+        inverse = problem.invert(direct.tangents, method.hvp_steps, 1.0)
+        implicit_gradients(linear, inner.end, inverse.end, learned, 0.1, mirror=False)
+    facts = Facts(shape=(1, 8, 8), classes=10, sizes={"train": 100})
+    predicted = method.operations(facts, 2)
+    pool = 3 * 20 * method.network.operations((1, 8, 8), 10)
+    assert counter.get_total_flops() == pytest.approx(predicted - pool, rel=0.05)
+    assert replace(method, mirror="yes").operations(facts, 2) > 1.5 * predicted
 
 
 @pytest.mark.parametrize(
