@@ -58,7 +58,8 @@ def saved_views(manifest: Manifest) -> tuple[SavedView, ...]:
     labels = [_column("params", axis) for axis in AXES if axis in axes and axis != "method"]
     means = [_column("metrics", name) for metric in shown for name in (metric, f"{metric}_std")]
     ranks = [_column("tags", f"rank.{metric}") for metric in shown]
-    seeds = [_column("params", name) for name in ("distil_seed", "evaluate_seed")]
+    drawn = ("class_order",) if any(cell.order for cell in manifest.cells) else ()
+    seeds = [_column("params", name) for name in (*drawn, "distil_seed", "evaluate_seed")]
     cell_metrics = [_column("metrics", metric) for metric in shown]
     costs = [
         _column("metrics", f"cost/{stage}_{what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from bpcbench.suite.tasks import class_order, task_classes
 from bpcbench.tracking.cell import read_cell
 from bpcbench.tracking.names import cell_name
 from bpcbench.tracking.summary import summaries
+from bpcbench.tracking.views import saved_views
 
 CLASSES, PER_CLASS = 6, 8
 
@@ -359,6 +361,8 @@ def test_mlflow_tells_the_steps_apart(bench: Bench) -> None:
     (summary,) = summaries(view.manifest, view.store)
     assert list(summary.coresets) == ["order 0 seed 0"]
     assert cell_name(cell, ("method",)) == "slow order 0 seed 0.0"
+    cells = next(view for view in saved_views(view.manifest) if view.name == "Cells")
+    assert "class_order" in json.dumps(cells.state)
 
 
 def test_a_leaderboard_keeps_classes_in_steps_apart_from_classes_at_once(bench: Bench) -> None:
