@@ -129,8 +129,7 @@ class Store:
 
     def _load_verified(self) -> dict[str, list[int]]:
         if self._verified is None:
-            lines = caches.read(self.root / caches.VERIFIED)
-            self._verified = {str(line.get("a")): line.get("id", []) for line in lines}
+            self._verified = caches.verified(self.root / caches.VERIFIED)
         return self._verified
 
     def _note_verified(self, name: str, identity: list[int]) -> None:
