@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -227,7 +228,8 @@ def test_new_packages_and_the_example_install_by_pip_and_pass_their_tests(tmp_pa
     run(*pip, str(ROOT))
     for kind in SCAFFOLDS:
         run("bpcbench", "new", kind, f"own-{kind}")
-    packages = [*(str(tmp_path / f"bpcbench-own-{kind}") for kind in SCAFFOLDS), str(ROOT / "examples" / "matching")]
+    shutil.copytree(ROOT / "examples" / "matching", tmp_path / "matching")  # away from the settings of our own tests
+    packages = [*(str(tmp_path / f"bpcbench-own-{kind}") for kind in SCAFFOLDS), str(tmp_path / "matching")]
     run(*pip, *packages)
     listed = run("bpcbench", "list", "plugins")
     assert "NOT LOADED" not in listed
