@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -227,5 +228,9 @@ def test_the_suites_show_the_papers_columns_at_the_papers_settings(registry) -> 
     ours, theirs = suite.settings["cifar10", 10], main.settings["cifar10", 10]
     assert all(ours.methods[name] == theirs.methods[name] for name in ours.methods)
     assert ours.preprocessing == theirs.preprocessing
-    assert set(small.settings["cifar10", 10].methods) == {"random", "vbpc"}
-    assert small.examples == 2000
+    assert set(small.settings["cifar10", 10].methods) == {"random", "vbpc", "vbpc-augmented"}
+    plain, augmented = (small.settings["cifar10", 10].methods[name] for name in ("vbpc", "vbpc-augmented"))
+    assert replace(augmented.plugin, augmentation="none") == plain.plugin
+    assert augmented.plugin.noise
+    assert set(small.settings["cifar10", 10].inferences) == {"vi", "vi-augmented"}
+    assert small.examples == 1000
