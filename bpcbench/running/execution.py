@@ -152,7 +152,7 @@ def _execute(
     if track:
         from bpcbench.tracking.live import Tracker
 
-        tracker = Tracker(manifest, store, {planned.id for planned in to_do}, say)
+        tracker = Tracker(manifest, store, {planned.id for planned in to_do}, say, quiet=quiet)
         tracker.start()
         listeners.append(tracker)
     recorder = _Recorder(journal, store.root)

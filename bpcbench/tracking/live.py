@@ -46,13 +46,22 @@ class _Outcome(Protocol):
 class Tracker(threading.Thread):
     """A Listener that logs a run while it goes on. It never raises: it reports once what is wrong and falls silent."""
 
-    def __init__(self, manifest: Manifest, store: Store, to_do: Set[str], report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        store: Store,
+        to_do: Set[str],
+        report: Callable[[str], None],
+        *,
+        quiet: bool = False,
+    ) -> None:
         super().__init__(name="tracker", daemon=True)
         # A store of its own: the runner's is used by other threads.
         self.book = Book(
             manifest, Store(store.root), report=report, progress=self._advance, paged=named_server() is None
         )
         self.report = report
+        self.quiet = quiet
         self.failed = False
         self._done = 0
         self._cached = 0
@@ -207,10 +216,11 @@ class Tracker(threading.Thread):
     def _bar(self) -> Any:
         from tqdm import tqdm
 
-        left = self._left()
-        if not sys.stderr.isatty():
+        left, silent = self._left(), self.quiet or not sys.stderr.isatty()
+        if silent and not self.quiet:
             self.report(f"writing {left:,} {'entry' if left == 1 else 'entries'} to MLflow ...")
-        return tqdm(desc="MLflow", unit="entry", total=left + self._done, initial=self._done, disable=None, leave=False)
+        total = left + self._done
+        return tqdm(desc="MLflow", unit="entry", total=total, initial=self._done, disable=silent, leave=False)
 
     def _end(self, ok: bool, story: Callable[[], Story] | None, failures: Sequence[FailureRecord]) -> None:
         if self.book.parent:
