@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from bpcbench.api import Context
-from bpcbench.records import Array, Coreset, Data, Inputs
+from bpcbench.records import Array, Coreset, Data, Facts, Inputs
 from bpcbench_baselines.selection import Baseline, real_images, rows_by_class
 
 
@@ -24,6 +25,10 @@ class Herding(Baseline):
 
     name: ClassVar[str] = "herding"
     uses_seed: ClassVar[bool] = False
+
+    def operations(self, facts: Facts, ipc: int) -> float:
+        """Return the norms of all images once, and for every selection a product of each with the residual."""
+        return 2.0 * facts.sizes["train"] * math.prod(facts.shape) * (1 + ipc)
 
     def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the selected images, in order of selection within each class."""

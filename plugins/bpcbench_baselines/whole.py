@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from bpcbench.api import Context
-from bpcbench.records import Coreset, Data, Inputs
+from bpcbench.records import Coreset, Data, Facts, Inputs
 from bpcbench_baselines.selection import Baseline, real_images
 
 
@@ -24,6 +24,10 @@ class Whole(Baseline):
     uses_ipc: ClassVar[bool] = False
     uses_seed: ClassVar[bool] = False
     ranked: ClassVar[bool] = False
+
+    def operations(self, facts: Facts, ipc: int) -> float:
+        """Return 0: images are only copied."""
+        return 0.0
 
     def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return all training images in their original order."""
