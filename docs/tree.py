@@ -14,7 +14,7 @@ CORE = ROOT / "bpcbench"
 PAGE = ROOT / "docs" / "tree.md"
 
 LAYERS = (
-    ("errors", "records", "text", "reading", "streams"),
+    ("errors", "forms", "records", "text", "reading", "streams"),
     ("stats", "detection", "sampling", "figures"),
     ("metrics",),
     ("api",),

@@ -81,7 +81,7 @@ def _store(arguments: argparse.Namespace) -> Store:
 
 def _reports(store: Store, name: str | None) -> list[Report]:
     from bpcbench.running.standing import Report
-    from bpcbench.store.invocations import invocations
+    from bpcbench.store.invocations import invocations, readable
 
     every = invocations(store)
     mine = [one for one in every if name is None or name in (one.name, one.source)]
@@ -89,7 +89,7 @@ def _reports(store: Store, name: str | None) -> list[Report]:
         known = sorted({one.name for one in every})
         listed = f" (it has: {', '.join(known)})" if known else ""
         raise UserError(f"the store {store.root} has no run of {name!r}{did_you_mean(name, known)}{listed}")
-    return [Report(store, one) for one in mine]
+    return [Report(store, one) for one in readable(store, mine)]
 
 
 def _lines(report: Report) -> Iterator[str]:

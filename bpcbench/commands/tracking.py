@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bpcbench.commands.store import existing
 from bpcbench.errors import BpcbenchError, UserError, unknown
-from bpcbench.store.invocations import Invocation, invocations
+from bpcbench.store.invocations import Invocation, invocations, readable
 from bpcbench.store.manifest import Manifest
 from bpcbench.store.store import Store
 
@@ -21,12 +21,15 @@ def _invocations(arguments: argparse.Namespace) -> tuple[Store, list[Invocation]
     store = existing(arguments.out)
     every = invocations(store, "run", "tune")
     mine = [one for one in every if arguments.suite in (None, one.name, one.source)]
+    whole = readable(store, mine)
     for message in store.messages:
         print(f"note: {message}", file=sys.stderr)
+    if mine and not whole:
+        raise UserError("no manifest of it can be read" if arguments.suite else "no manifest can be read")
     if not mine:
         names = {one.name for one in every}
         raise UserError(unknown("suite", arguments.suite, names) if arguments.suite else "no suite was run here yet")
-    return store, mine
+    return store, whole
 
 
 def _as_last_run(one: Invocation) -> Manifest:

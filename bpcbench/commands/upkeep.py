@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from bpcbench.store import folder, provenance
 from bpcbench.store.locks import Busy
 from bpcbench.store.store import Store
 from bpcbench.text import spell_bytes
+
+STRAYS = 10
+"""So many things that do not belong where they lie are listed."""
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -58,20 +62,30 @@ def _device() -> str:
     return resolve_device("auto")
 
 
+def _locks(store: Store) -> str:
+    try:
+        with store.turn("doctor"):
+            return f"locks: {store.messages[0]}" if store.messages else "locks: working"
+    except Busy:
+        return "locks: working"
+
+
 def _examine(root: Path) -> tuple[bool, list[str]]:
     from bpcbench.tracking.location import database, named_server, redacted, tracking_uri
 
     if not (root / "store.json").exists():
         return False, ["none yet; a run creates it"]
     try:
-        store = Store.open(root)
-        with store.turn("doctor"):
-            lines = ["locks: working" if not store.messages else f"locks: {store.messages[0]}"]
-    except Busy:
-        lines = ["locks: working"]
+        store = Store.open(root, create=False)
+        writable = os.access(root, os.W_OK)
+        lines = [_locks(store) if writable else "no write permission: it can be read, and nothing can be added"]
     except BpcbenchError as error:
         return True, [str(error)]
+    store.messages.clear()
     lines.append(f"members: {sum(1 for _ in store.addresses()):,}, {spell_bytes(folder.size(store.root))}")
+    lines += store.messages[:STRAYS]
+    if len(store.messages) > STRAYS:
+        lines.append(f"and {len(store.messages) - STRAYS:,} more; `bpcbench store verify` lists them")
     damaged = list((store.root / "damaged").glob("*"))
     if damaged:
         lines.append(f"damaged: {len(damaged)} set aside in {store.root / 'damaged'}")

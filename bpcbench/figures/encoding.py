@@ -11,6 +11,7 @@ from typing import Any
 
 from bpcbench.errors import unknown
 from bpcbench.figures.kinds import Bars, Curves, Figure, Matrix, Reliability, Series
+from bpcbench.forms import check
 
 KINDS = ("curves", "bars", "matrix", "reliability")
 
@@ -46,8 +47,10 @@ def figure_from_json(value: Mapping[str, Any]) -> Figure:
     if kind not in KINDS:
         raise ValueError(unknown("kind of figure", kind, KINDS))
     try:
-        return _decoded(kind, value)
-    except (KeyError, TypeError, AttributeError) as error:
+        figure = _decoded(kind, value)
+        check(figure, type(figure))
+        return figure
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"not a figure of kind {kind!r}: {type(error).__name__}: {error}") from error
 
 

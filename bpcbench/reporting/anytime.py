@@ -99,8 +99,8 @@ def points(manifest: Manifest, store: Store, metrics: Sequence[str]) -> list[Poi
                 Point(
                     *curve,
                     step,
-                    sum(cost["seconds"] for cost in costs) / len(coresets),
-                    sum(cost["cpu_seconds"] for cost in costs) / len(coresets),
+                    sum(cost.get("seconds", math.nan) for cost in costs) / len(coresets),
+                    sum(cost.get("cpu_seconds", math.nan) for cost in costs) / len(coresets),
                     {metric: _summary(rows, metric) for metric in metrics if any(r.metric == metric for r in rows)},
                     {row.metric: row.unit for row in rows},
                 )

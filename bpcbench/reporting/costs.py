@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from bpcbench.records import COST
 from bpcbench.reporting.collect import place_of
@@ -14,8 +13,8 @@ from bpcbench.reporting.rows import Place
 from bpcbench.reporting.table import Cell, Column, Group, Line, Table, label_columns, with_published
 from bpcbench.stats import Summary, summarise
 from bpcbench.store.address import Address
+from bpcbench.store.curves import read_curves
 from bpcbench.store.manifest import CellRecord, Manifest, PublishedRecord
-from bpcbench.store.merge import CURVES
 from bpcbench.store.store import Store
 
 COLUMNS = tuple(map(Column, ("bytes", "distil s", "s/100 steps", "prep s", "share s", "infer s", "peak MB", "timed")))
@@ -149,35 +148,27 @@ def _cost(place: Place, fits: _Fits, store: Store, users: Mapping[Address, set[s
     )
 
 
-def _points(store: Store, address: Address) -> list[dict[str, Any]]:
-    """Return the points of the curves that an artefact has; none of a damaged file."""
-    try:
-        return [json.loads(line) for line in (store.path(address) / CURVES).read_text().splitlines()]
-    except (OSError, ValueError):
-        return []
-
-
 def _pace(store: Store, address: Address) -> float | None:
     """Return the seconds per 100 steps of a stage's first loop, from the first to the last time noted.
 
     Times of curves are by the clock; on the CPU they are taken times the share of it that the stage had.
     """
     last: dict[str, dict[float, int]] = {}
-    for point in _points(store, address):
+    for point in read_curves(store.path(address)):
         # Points are noted in groups, with the time of the last of them.
         last.setdefault(point["what"], {})[float(point["t"])] = int(point["step"])
     reached: dict[float, int] = next(iter(last.values()), {})
     if len(reached) < 2:
         return None
     (start, first), (end, final) = min(reached.items()), max(reached.items())
-    share = _seconds(store, address) / max(float(store.meta(address)["seconds"]), 1e-9)
+    share = _seconds(store, address) / max(float(store.meta(address).get("seconds", 0.0)), 1e-9)
     return 100 * share * (end - start) / (final - first) if final > first else None
 
 
 def _measured(store: Store, addresses: Iterable[Address]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for address in addresses:
-        for point in _points(store, address):
+        for point in read_curves(store.path(address)):
             for name, value in point["m"].items():
                 if name.startswith(COST):
                     found.setdefault(name.removeprefix(COST), []).append(float(value))
@@ -194,7 +185,7 @@ def _prepared(store: Store, addresses: Sequence[Address]) -> Sequence[Address]:
     waiting = list(addresses)
     while waiting:
         one = waiting.pop()
-        needs = store.meta(one)["inputs"] if store.has(one) else ()
+        needs = store.meta(one).get("inputs", ()) if store.has(one) else ()
         for need in _prerequisites(needs):
             if need not in found:
                 found[need] = None
@@ -209,7 +200,7 @@ def _prerequisites(needs: Iterable[str]) -> list[Address]:
 def _fitted(store: Store, cell: CellRecord) -> list[Address]:
     """Return a cell's fit and its predictions, as far as the store has them."""
     scores = [store.meta(address) for address in cell.scores.values() if store.has(address)]
-    inputs = [Address.parse(text) for meta in scores for text in meta["stage"]["predictions"]]
+    inputs = [Address.parse(text) for meta in scores for text in meta.get("stage", {}).get("predictions", ())]
     mine = dict.fromkeys(address for address in inputs if address.key == cell.predict)
     return [address for address in (Address("predict", cell.predict, FIT), *mine) if store.has(address)]
 
@@ -221,7 +212,7 @@ def _taken(store: Store, fitted: Iterable[Address]) -> float:
 
 def _seconds(store: Store, address: Address) -> float:
     meta = store.meta(address)
-    return float(meta["cpu_seconds" if meta.get("device", "cpu") == "cpu" else "seconds"])
+    return float(meta.get("cpu_seconds" if meta.get("device", "cpu") == "cpu" else "seconds", math.nan))
 
 
 def _spread(summary: Summary) -> Cell:

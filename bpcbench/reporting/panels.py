@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from bpcbench.figures import image_grid
 from bpcbench.records import FINAL, snapshot_member
 from bpcbench.reporting.view import View
 from bpcbench.store.address import Address
+from bpcbench.store.previews import read_preview
 
 IMAGES = 100
 """So many images are in a panel at most: the first of every class."""
@@ -58,12 +57,5 @@ def panels(view: View, seed: int = 0) -> Iterator[Panel]:
 
 
 def _grid(view: View, address: Address) -> bytes | None:
-    if not view.store.has(address):
-        return None
-    arrays = view.store.read(address).arrays
-    if "preview" not in arrays:
-        return None
-    pixels = np.asarray(arrays["preview"])
-    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or not pixels.size:
-        return None
-    return image_grid(pixels, np.asarray(arrays["preview_classes"]), IMAGES)
+    shown = read_preview(view.store, address)
+    return image_grid(*shown, IMAGES) if shown else None

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypedDict
 
-from bpcbench.errors import UserError, did_you_mean
+from bpcbench.errors import StoreError, UserError, did_you_mean
+from bpcbench.forms import check
 from bpcbench.reading import parse_json, read_bounded
 from bpcbench.store.layout import SUITE
 from bpcbench.store.manifest import SCHEMA, Manifest, Purpose, manifest_folders, read_manifest
@@ -53,19 +55,43 @@ class Invocation:
         return f"{words} ({self.latest[:19].replace('T', ' ')} UTC)" if self.latest else words
 
 
+class _Head(TypedDict):
+    schema: int
+    name: str
+    source: str
+    purpose: Purpose
+    request: str
+
+
+def readable(store: Store, found: Sequence[Invocation]) -> list[Invocation]:
+    """Return the invocations whose manifests can be read in full; the others are noted in the store's messages."""
+    whole = []
+    for one in found:
+        try:
+            _ = one.manifest
+        except StoreError as error:
+            store.note(f"passed over: {error}")
+        else:
+            whole.append(one)
+    return whole
+
+
 def invocations(store: Store, *purposes: Purpose) -> list[Invocation]:
     """Return the invocations of a store, the latest first; a manifest that cannot be read is noted in its messages."""
     found = []
     for path in manifest_folders(store.root):
         try:
             head = parse_json(read_bounded(path / SUITE))
+            check(head, _Head)
             if head["schema"] != SCHEMA:
                 raise ValueError(f"its schema is {head['schema']}, and this bpcbench reads {SCHEMA}")
             if not purposes or head["purpose"] in purposes:
                 name, source, request = str(head["name"]), str(head["source"]), str(head["request"])
-                found.append(Invocation(path, name, source, head["purpose"], request, tuple(read_runs(path))))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            store.messages.append(f"the manifest in {path} is passed over: {error}")
+                found.append(
+                    Invocation(path, name, source, head["purpose"], request, tuple(read_runs(path, store.note)))
+                )
+        except (OSError, ValueError) as error:
+            store.note(f"the manifest in {path} is passed over: {str(error).strip(' .')[:300]}")
     return sorted(found, key=lambda one: (one.latest, one.path.name), reverse=True)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from bpcbench.errors import StoreError
 from bpcbench.store import folder
 from bpcbench.store.address import KEY_LENGTH, KINDS, Address
+from bpcbench.store.contents import wrong_content
 
 SCHEMA = 2
 MARKER = "store.json"
@@ -73,6 +74,8 @@ def describe(root: Path, address: Address) -> Mapping[str, Any]:
         raise ValueError(f"its {STAGE} describes another member: {str(stated)[:200]}")
     if meta.get("schema") != SCHEMA:
         raise ValueError(f"its {STAGE} has schema {str(meta.get('schema'))[:20]} instead of {SCHEMA}")
+    if wrong := wrong_content(address.kind, meta):
+        raise ValueError(f"its {STAGE} is malformed: {wrong}")
     return meta
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from bpcbench.errors import StoreError
+from bpcbench.forms import check
 from bpcbench.reading import parse_json, read_bounded
 from bpcbench.store import folder
 from bpcbench.store.address import Address, digest
@@ -244,9 +245,14 @@ def read_manifest(path: Path) -> Manifest:
         if schema != SCHEMA:
             raise StoreError(f"{path / SUITE} has schema {schema}; this bpcbench reads schema {SCHEMA}")
         lines = [parse_json(line) for line in read_bounded(path / CELLS).splitlines()]
-        return _decode(head, lines)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise StoreError(f"{path}: the manifest cannot be read: {error!r}") from None
+        found = _decode(head, lines)
+        check(found, Manifest)
+        if any(not address.proper for cell in found.cells for address in (*cell.coresets, *cell.scores.values())):
+            raise ValueError("it names a place that no store has")
+        return found
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise StoreError(f"{path}: the manifest cannot be read: {what.strip(' .')[:300]}") from None
 
 
 def manifest_folders(root: Path) -> Iterator[Path]:

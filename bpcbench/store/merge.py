@@ -13,13 +13,11 @@ from typing import Any
 from bpcbench.errors import StoreError
 from bpcbench.store import layout, verification
 from bpcbench.store.address import Address
+from bpcbench.store.curves import CURVES
 from bpcbench.store.layout import CELLS, RUNS, SUITE, SUITES, Stray
 from bpcbench.store.store import Store
 from bpcbench.store.verification import Finding, Watch, unwatched
 from bpcbench.text import spell_bytes
-
-CURVES = "curves.jsonl"
-"""The one file of a member that holds times, and so differs between equal results."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,7 @@ def _compare(ours: Store, theirs: Store, watch: Watch) -> _Survey:
 
 def _content(meta: Mapping[str, Any]) -> str:
     """Return what must be equal for two members to be the same result: not the times, the host or the versions."""
+    # Curves hold times, and so differ between equal results.
     files = {name: entry["sha256"] for name, entry in meta["files"].items() if name != CURVES}
     return json.dumps([files, meta.get("metrics")], sort_keys=True)
 

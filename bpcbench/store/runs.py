@@ -12,17 +12,20 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from bpcbench.forms import Rule, check
 from bpcbench.reading import parse_json, read_bounded
 from bpcbench.store import folder
+from bpcbench.store.contents import Moment
 from bpcbench.store.layout import RUNS
 from bpcbench.store.provenance import timestamp
 
 HEARTBEAT_SECONDS = 10.0
+Process = Annotated[int, Rule("the number of a process", lambda value: 0 < value < 2**31)]
 SILENT_SECONDS = 60.0
 """A run of another machine that has written nothing for so long is taken to be gone."""
 
@@ -50,10 +53,10 @@ class RunRecord:
     overrides: tuple[str, ...]
     request: str
     host: str
-    process: int
-    started: str
-    heartbeat: str
-    ended: str | None = None
+    process: Process
+    started: Moment
+    heartbeat: Moment
+    ended: Moment | None = None
     exit_code: int | None = None
     description: str = ""
     shown: tuple[str, ...] = ()
@@ -74,15 +77,31 @@ class RunRecord:
         return timestamp(time.time() - SILENT_SECONDS) < self.heartbeat
 
 
-def read_runs(manifest: Path) -> list[RunRecord]:
-    """Return the run records beside a manifest, the earliest first; unreadable ones are passed over."""
+def read_runs(manifest: Path, note: Callable[[str], object] = lambda message: None) -> list[RunRecord]:
+    """Return the run records beside a manifest, the earliest first; unreadable ones are passed over and noted."""
     records = []
     place = manifest / RUNS
-    for path in sorted(place.iterdir()) if place.is_dir() else ():
+    for path in _listed(place, note):
         if path.suffix == ".json":
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                records.append(_decode(parse_json(read_bounded(path))))
+            try:
+                record = _decode(parse_json(read_bounded(path)))
+                check(record, RunRecord)
+                records.append(record)
+            except FileNotFoundError:
+                pass  # removed meanwhile
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                note(f"the run record {path} is passed over: {str(error).strip(' .')[:300]}")
     return sorted(records, key=lambda record: (record.started, record.id))
+
+
+def _listed(place: Path, note: Callable[[str], object]) -> list[Path]:
+    try:
+        return sorted(place.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        note(f"the run records in {place} cannot be read: {error.strerror}")
+        return []
 
 
 class Journal:

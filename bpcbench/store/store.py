@@ -93,20 +93,21 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return f"{address} is not in the store"
         except OSError as error:
-            return self._note(f"{address} cannot be read: {error.strerror}")
+            return self.note(f"{address} cannot be read: {error.strerror}")
         if problem := layout.obstacle(self.root, path.parent):
-            return self._note(f"{address} is passed over: {problem}")
+            return self.note(f"{address} is passed over: {problem}")
         try:
             if not stat.S_ISDIR(mode):
                 raise ValueError("it is a symbolic link" if stat.S_ISLNK(mode) else "it is not a folder")
             self._check(address, path)
         except folder.Unreadable as error:
-            return self._note(f"{address}: {error}")
+            return self.note(f"{address}: {error}")
         except ValueError as error:
             return self.set_aside(address, str(error))
         return None
 
-    def _note(self, message: str) -> str:
+    def note(self, message: str) -> str:
+        """Add a message, once, and return it."""
         if message not in self.messages:
             self.messages.append(message)
         return message
@@ -156,7 +157,7 @@ class Store:
             done = "another process has set it aside"
         except (OSError, StoreError) as error:
             done = f"not set aside: {error}"
-        return self._note(f"damaged: {address}: {problem}; {done}")
+        return self.note(f"damaged: {address}: {problem}; {done}")
 
     def _writable(self, place: Path) -> Path:
         """Return a folder of the store, existing or not; raise StoreError if nothing may be changed in it."""
@@ -335,12 +336,12 @@ class Store:
         """
         for item in layout.members(self.root):
             if isinstance(item, layout.Stray):
-                self._note(f"passed over: {item}")
+                self.note(f"passed over: {item}")
                 continue
             try:
                 yield item, layout.describe(self.root, item)
             except ValueError as error:
-                self._note(f"passed over: {item}: {error}")
+                self.note(f"passed over: {item}: {error}")
 
     def addresses(self) -> Iterator[Address]:
         """Yield every committed member, named by its folders; see `listing`."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bpcbench.store.address import Address
+from bpcbench.store.curves import read_curves
 from bpcbench.store.manifest import CellRecord
 from bpcbench.store.store import Artefact, Store
 from bpcbench.tracking.names import allowed, place
@@ -61,7 +62,7 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
             continue
         last = artefacts[-1]
         tags[f"{kind}.key"] = last.address.key if len(artefacts) == 1 else " ".join(a.address.key for a in artefacts)
-        tags["commit"] = last.meta["environment"].get("commit") or "wheel"
+        tags["commit"] = last.meta.get("environment", {}).get("commit") or "wheel"
         tags["device"] = last.meta.get("device", "cpu")
         for name, cost, combined in (
             ("seconds", "seconds", sum),
@@ -129,10 +130,7 @@ def _predicted(store: Store, cell: CellRecord) -> list[Artefact]:
 
 
 def _curves(kind: str, artefact: Artefact, task: str = "") -> list[Point]:
-    path = artefact.folder / "curves.jsonl"
-    if not path.exists():
-        return []
-    return curve_points(kind, [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()], task)
+    return curve_points(kind, read_curves(artefact.folder), task)
 
 
 def _thin(points: list[Point]) -> Iterator[Point]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-
 from bpcbench.figures import draw, figure_from_json, image_grid
 from bpcbench.store.address import Address
 from bpcbench.store.manifest import CellRecord, Manifest
+from bpcbench.store.previews import read_preview
 from bpcbench.store.store import Store
+from bpcbench.tracking.names import allowed
 from bpcbench.tracking.summary import SummaryRun
 
 _SNAPSHOT = re.compile(r"step-(\d+)")
@@ -28,7 +29,9 @@ def figures_of(cell: CellRecord, store: Store) -> dict[str, bytes]:
     for label, address in cell.scores.items():
         prefix = "" if len(cell.scores) == 1 else f"{label}/"
         for name, figure in store.meta(address).get("figures", {}).items():
-            files[f"{prefix}{name}.svg"] = draw(figure_from_json(figure)).encode()
+            # The report notes what is no figure.
+            with contextlib.suppress(ValueError):
+                files[f"{prefix}{allowed(name)}.svg"] = draw(figure_from_json(figure)).encode()
     return files
 
 
@@ -73,12 +76,8 @@ def _snapshots(address: Address, store: Store) -> Iterator[tuple[int, Address]]:
 
 
 def _draw(address: Address, store: Store, names: Mapping[int, str]) -> bytes | None:
-    if not store.has(address):
-        return None
-    arrays = store.read(address).arrays
-    if "preview" not in arrays:
-        return None
-    return _enlarged(image_grid(np.asarray(arrays["preview"]), np.asarray(arrays["preview_classes"]), names=names))
+    shown = read_preview(store, address)
+    return _enlarged(image_grid(*shown, names=names)) if shown else None
 
 
 def _enlarged(grid: bytes) -> bytes:

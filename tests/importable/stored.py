@@ -22,6 +22,14 @@ def address(kind: str = "coreset", name: str = "a", inputs: Iterable[Address] = 
     return Address(kind, stage_key(kind, 1, description(name, inputs)), member)
 
 
+def _contents(kind: str, extra: dict[str, Any]) -> dict[str, Any]:
+    """Return what a stage.json of a kind must hold."""
+    if kind == "score":
+        metrics = extra.get("metrics", {})
+        return {"metrics": {}, "directions": dict.fromkeys(metrics), "units": dict.fromkeys(metrics, "")}
+    return {"coreset": {"bytes": 400, "classes": 2, "convention": "class"}} if kind == "coreset" else {}
+
+
 def put(
     store: Store,
     kind: str = "coreset",
@@ -40,6 +48,7 @@ def put(
         "scheme": SCHEME,
         "stage": description(name, inputs),
         "inputs": [str(source) for source in inputs],
+        **_contents(kind, extra),
         **extra,
     }
     assert store.commit(where, meta, {"x": np.full(100, value)}, files)

@@ -14,7 +14,7 @@ assert _spec.loader is not None
 tree = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(tree)
 
-BASIS = {"streams", "errors", "records", "text", "reading"}
+BASIS = {"streams", "errors", "forms", "records", "text", "reading"}
 ALLOWED = {
     "store": BASIS,
     "figures": {*BASIS, "metrics"},

@@ -25,7 +25,7 @@ assert _spec.loader is not None
 api = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(api)
 
-INTERNAL = {"__init__", "__main__", "cli", "detection", "reading", "streams", "text"}
+INTERNAL = {"__init__", "__main__", "cli", "detection", "forms", "reading", "streams", "text"}
 """Top-level modules that are not public; all packages but those in `api.PUBLIC` are internal too."""
 RECORD = Path(__file__).with_name("api_1.txt")
 

@@ -23,7 +23,7 @@ from bpcbench.store.verification import verify
 pytestmark = pytest.mark.campaign
 CALLS = ("fsync", "rename", "replace", "unlink", "mkdir", "rmdir")
 KEYS = [f"{number:032x}" for number in range(3)]
-OLD, NEW = (Address("coreset", key, "final") for key in KEYS[:2])
+OLD, NEW = (Address("prerequisite", key, "final") for key in KEYS[:2])
 ARRAYS = {"images": np.arange(5000, dtype=np.float32), "targets": np.arange(10)}
 FILES = {"curves.jsonl": b"{}\n" * 500}
 DIED, REFUSED = 9, 3

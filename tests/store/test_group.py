@@ -51,7 +51,7 @@ def as_user(user: int, action: Callable[[], None]) -> bool:
 
 
 def address(number: int) -> Address:
-    return Address("coreset", f"{number:032x}", "final")
+    return Address("prerequisite", f"{number:032x}", "final")
 
 
 def work(root: Path, number: int) -> None:

@@ -82,7 +82,7 @@ def test_only_what_is_listed_is_copied(ours: Store, theirs: Store) -> None:
 def test_equal_results_of_two_machines_are_no_conflict(ours: Store, theirs: Store) -> None:
     for store, host in ((ours, "a"), (theirs, "b")):
         put(store, seconds=len(host), environment={"host": host}, files={"curves.jsonl": host.encode()})
-        put(store, "score", "s", metrics={"acc": 0.5}, seconds=host)
+        put(store, "score", "s", metrics={"acc": 0.5}, seconds=len(host))
     result = merged(ours, theirs)
     assert (result.taken, result.present, result.conflicts) == ((), 2, ())
 

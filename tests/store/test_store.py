@@ -24,7 +24,7 @@ from bpcbench.store.address import Address
 from bpcbench.store.locks import Busy
 from bpcbench.store.store import Store
 
-ADDRESS = Address("coreset", "a" * 32, "final")
+ADDRESS = Address("prerequisite", "a" * 32, "final")
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
     "scalar": np.float64(3.5),
@@ -96,7 +96,7 @@ def test_many_commit_at_once(store: Store) -> None:
         thread.join()
     assert [store.read(ADDRESS).arrays["x"][0]] == won
 
-    other = Address("coreset", "b" * 32, "final")
+    other = Address("prerequisite", "b" * 32, "final")
     with multiprocessing.get_context("fork").Pool(4) as pool:
         results = pool.starmap(commit, [(Store(store.root), float(i), other) for i in range(12)], chunksize=1)
     assert sum(results) == 1

@@ -48,7 +48,7 @@ def test_nothing_is_wrong(store: Store, capsys) -> None:
         (lambda s, a: forge(s, a, scheme=None), "derived by scheme None"),
         (lambda s, a: forge(s, a, schema=1), "has schema 1 instead of 2"),
         (lambda s, a: forge(s, a, inputs=["coreset:../x@final"]), "is not an address"),
-        (lambda s, a: forge(s, a, inputs=[7]), "is not an address"),
+        (lambda s, a: forge(s, a, inputs=[7]), "`inputs[0]` is not a text"),
         (lambda s, a: forge(s, a, inputs=None), "are not a list"),
         (lambda s, a: forge(s, a, key="0" * 32), "describes another member"),
         (lambda s, a: flip(s.path(a) / folder.ARRAYS), "does not match its checksum"),
@@ -95,7 +95,7 @@ def test_parts_outside_the_key_may_differ(store: Store) -> None:
 
 
 def test_arrays_with_a_valid_checksum_must_open(store: Store) -> None:
-    where = Address("coreset", stage_key("coreset", 1, description("b")), "final")
+    where = Address("prerequisite", stage_key("prerequisite", 1, description("b")), "final")
     meta = {"stage": description("b"), "body_version": 1, "scheme": 2, "inputs": []}
     store.commit(where, meta, {}, {folder.ARRAYS: b"\xff" * 100})
     (finding,) = verify(store.root)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from bpcbench.figures import image_grid
 from bpcbench.records import FINAL
 from bpcbench.reporting.anytime import kept_snapshots
@@ -17,6 +15,7 @@ from bpcbench.reporting.page.results import filtered_by
 from bpcbench.reporting.view import View
 from bpcbench.store.address import Address
 from bpcbench.store.manifest import CellRecord
+from bpcbench.store.previews import read_preview
 
 CORESETS = 36
 SNAPSHOTS = 5
@@ -89,15 +88,8 @@ def _wanted(cards: Sequence[_Card]) -> Iterator[tuple[_Card, int | None]]:
 
 def _grid(view: View, card: _Card, step: int | None, names: dict[int, str] | None) -> bytes | None:
     address = card.address if step is None else Address(card.address.kind, card.address.key, f"step-{step}")
-    if not view.store.has(address):
-        return None
-    arrays = view.store.read(address).arrays
-    if "preview" not in arrays:
-        return None
-    pixels = np.asarray(arrays["preview"])
-    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or not pixels.size:
-        return None
-    return image_grid(pixels, np.asarray(arrays["preview_classes"]), names=names)
+    shown = read_preview(view.store, address)
+    return image_grid(*shown, names=names) if shown else None
 
 
 def _figure(card: _Card, album: Album) -> Html:

@@ -61,7 +61,7 @@ def _figures(view: View) -> _Found:
                 try:
                     figure = figure_from_json(value)
                 except ValueError as error:
-                    view.store.messages.append(f"{address}: {error}")
+                    view.store.note(f"{address}: {error}")
                     continue
                 found.setdefault((evaluator, name), []).append((cell.group, figure))
     return found
