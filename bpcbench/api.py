@@ -221,11 +221,6 @@ class Method(Plugin, abc.ABC):
     resources: ClassVar[Resources] = Resources(gpus=1.0)
     uses_ipc: ClassVar[bool] = True
     """False when the result does not depend on the images per class (the whole data set): it is then computed once."""
-    keeps_ipc: ClassVar[bool] = True
-    """False when a coreset may hold more or fewer rows of a class than asked for; every table then says so.
-
-    Of other methods, a coreset that does not hold exactly `ipc` rows of every class of the training data is refused.
-    """
     uses_seed: ClassVar[bool] = True
     """False when the result is deterministic: it is then computed once for all distillation seeds."""
     ranked: ClassVar[bool] = True
@@ -246,6 +241,13 @@ class Method(Plugin, abc.ABC):
     def skip(self, facts: Facts, ipc: int) -> str | None:
         """Return why this cell is not possible, or None."""
         return None
+
+    def rows_per_class(self, ipc: int) -> int | None:
+        """Return how many rows of every class of the training data a coreset has: `ipc`, unless stated otherwise.
+
+        A coreset with other numbers is refused. None means that they may be any; every table then says so.
+        """
+        return ipc
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes that every table with results of this method must carry, such as `reconstruction`."""

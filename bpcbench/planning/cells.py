@@ -281,7 +281,7 @@ def _choose(planner: Planner, dataset: ResolvedDataset, at: Coordinates) -> _Plu
         native_inference=asked[0],
         native_network=asked[1],
         ranked=method.ranked,
-        notes=(*dataset.notes, *method.notes(), *(() if method.keeps_ipc else (OTHER_ROWS,))),
+        notes=(*dataset.notes, *method.notes(), *((OTHER_ROWS,) if method.rows_per_class(at.ipc) is None else ())),
         own=own and (lookup.spec(own[0]), lookup.spec(own[1])),
     )
     return _Plugins(method, preprocessing, inference, network, choice)

@@ -320,8 +320,9 @@ def _coreset(attempt: _Attempt, stage: CoresetStage) -> None:
             raise ValueError(f"{method.name} returned a coreset with NaN or infinite values ({member})")
         if stage.data.classes is not None and (foreign := set(coreset.class_ids.tolist()) - set(stage.data.classes)):
             raise ValueError(f"{method.name} returned images of classes that its training data lack: {sorted(foreign)}")
-        if method.uses_ipc and method.keeps_ipc:
-            check_rows(method.name, coreset, data, stage.ipc or 0)
+        rows = method.rows_per_class(stage.ipc) if stage.ipc is not None else None
+        if rows is not None:
+            check_rows(method.name, coreset, data, rows)
         arrays = {**coreset.arrays(), **preview(coreset, inputs.transform)}
         attempt.commit(member, arrays, context, {"coreset": coreset.description(), **extra})
 
@@ -336,21 +337,21 @@ def _coreset(attempt: _Attempt, stage: CoresetStage) -> None:
     keep(coreset, FINAL, context, {})
 
 
-def check_rows(name: str, coreset: Coreset, data: Data, ipc: int) -> None:
-    """Raise ValueError unless a coreset has `ipc` rows of every class that the training data have, and no others."""
+def check_rows(name: str, coreset: Coreset, data: Data, rows: int) -> None:
+    """Raise ValueError unless a coreset has so many rows of every class that the training data have, and no others."""
     ids = coreset.class_ids
     if len(ids) and not (ids.min() >= 0 and ids.max() < coreset.classes):
         raise ValueError(f"{name} returned class numbers from {ids.min()} to {ids.max()} of {coreset.classes} classes")
     counts = np.bincount(ids, minlength=coreset.classes)
     wanted = np.zeros_like(counts)
-    wanted[np.unique(data.labels)] = ipc
+    wanted[np.unique(data.labels)] = rows
     wrong = np.flatnonzero(counts != wanted)
     if len(wrong):
         first = wrong[0]
         others = f", and other numbers for {len(wrong) - 1:,} more classes" if len(wrong) > 1 else ""
         raise ValueError(
             f"{name} returned {counts[first]:,} rows of class {first} instead of {wanted[first]:,}{others}; "
-            "a method that cannot keep to the images per class sets keeps_ipc = False"
+            "a method that returns others says so in rows_per_class"
         )
 
 

@@ -54,10 +54,10 @@ class MethodConformance(PluginConformance):
         )
         assert np.isfinite(coreset.images).all(), "some pixels are NaN or infinite"
         assert np.isfinite(coreset.targets).all(), "some targets are NaN or infinite"
-        if self.plugin.uses_ipc and self.plugin.keeps_ipc:
+        if self.plugin.uses_ipc and (rows := self.plugin.rows_per_class(self.ipc)) is not None:
             counts = np.bincount(coreset.class_ids, minlength=coreset.classes).tolist()
-            assert counts == [self.ipc] * coreset.classes, (
-                f"images per class {counts}, asked for were {self.ipc} of each. A method that takes no notice of it "
+            assert counts == [rows] * coreset.classes, (
+                f"images per class {counts}, expected were {rows} of each. A method that takes no notice of it "
                 "says `uses_ipc = False`"
             )
 

@@ -42,7 +42,6 @@ class File(Method):
     name: ClassVar[str] = "file"
     resources: ClassVar[Resources] = Resources()
     uses_seed: ClassVar[bool] = False
-    keeps_ipc: ClassVar[bool] = False  # mirrored copies are not counted
 
     path: str = option("", "the folder, absolute or relative to the working directory", key=False)
     digest: str = option("", "of the folder's content, as `bpcbench import` prints it; empty: whatever it holds")
@@ -79,6 +78,11 @@ class File(Method):
         if not self.path:
             return "file needs `path`, the folder of a coreset"
         return next(_mismatches(self._stored(), facts, ipc), None)
+
+    def rows_per_class(self, ipc: int) -> int:
+        """Return twice the images per class where mirrored copies are appended."""
+        mirrored_too = self._stored().mirrored if self.mirror is None else self.mirror
+        return 2 * ipc if mirrored_too else ipc
 
     def notes(self) -> tuple[str, ...]:
         """Return the mark of a coreset that was not made by this run."""

@@ -41,7 +41,9 @@ class Declared(Generous):
     """Says that it returns more rows than asked for."""
 
     name: ClassVar[str] = "declared"
-    keeps_ipc: ClassVar[bool] = False
+
+    def rows_per_class(self, ipc: int) -> int | None:
+        return None
 
 
 @dataclass(frozen=True)

@@ -286,7 +286,9 @@ def test_a_method_that_returns_other_classes_fails(
         """Says of every image that it is of class 0."""
 
         name = "stray"
-        keeps_ipc = False
+
+        def rows_per_class(self, ipc: int) -> None:
+            return None
 
         def distil(self, data: Any, ipc: int, inputs: Any, ctx: Any) -> bpcbench.Coreset:
             made = super().distil(data, ipc, inputs, ctx)

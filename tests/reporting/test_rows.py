@@ -71,7 +71,7 @@ def test_a_heading_has_the_sign_of_its_unit() -> None:
 
 def test_notes_name_the_data_sets_that_carry_them() -> None:
     rows = [row("mnist", noted=("subset",)), row("digits"), row("cifar10", noted=("generated", "subset"))]
-    assert list(notes(rows)) == ["Marked subset: cifar10, mnist.", "Marked generated: cifar10."]
+    assert list(notes(rows)) == ["Marked subset: mnist, cifar10.", "Marked generated: cifar10."]
 
 
 def test_a_note_of_some_rows_only_names_their_methods() -> None:
