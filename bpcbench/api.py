@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from bpcbench.records import (
+    Activations,
     Array,
     Arrays,
     Convention,
@@ -257,6 +258,13 @@ class Method(Plugin, abc.ABC):
         """Return the floating-point operations of distilling one coreset, for plans, or None if unknown."""
         return None
 
+    def peak_bytes(self, facts: Facts, ipc: int) -> float | None:
+        """Return the most memory that distilling takes on its device, in bytes, or None if unknown.
+
+        Cells that need more than the device has are skipped. Counted are tensors, not the framework itself.
+        """
+        return None
+
     @abc.abstractmethod
     def distil(self, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Coreset:
         """Return the coreset. It must be a function of the options, the data, ipc, `inputs` and `ctx.seed` alone.
@@ -281,6 +289,10 @@ class Network(Plugin, abc.ABC):
 
     def operations(self, shape: tuple[int, int, int], classes: int) -> float | None:
         """Return the floating-point operations of one image's forward pass, for plans, or None if unknown."""
+        return None
+
+    def activations(self, shape: tuple[int, int, int], classes: int) -> Activations | None:
+        """Return how many numbers the network holds per image, for predictions of memory, or None if unknown."""
         return None
 
     @abc.abstractmethod
@@ -324,6 +336,13 @@ class Inference(Plugin, abc.ABC):
 
     def operations(self, offer: Offer, images: int) -> float | None:
         """Return the floating-point operations of one fit and the prediction of `images` images, or None if unknown."""
+        return None
+
+    def peak_bytes(self, offer: Offer) -> float | None:
+        """Return the most memory that a fit and its predictions take on their device, in bytes, or None if unknown.
+
+        Cells that need more than the device has are skipped. Counted are tensors, not the framework itself.
+        """
         return None
 
     @abc.abstractmethod

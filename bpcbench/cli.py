@@ -331,10 +331,24 @@ def _suite_command(
         command.add_argument(
             "--max-cells", type=_positive, metavar="N", help="the largest grid to plan (default: 100,000 cells)"
         )
+        command.add_argument(
+            "--memory", type=_gigabytes, metavar="GB", help="skip cells that need more (default: what the device has)"
+        )
         command.add_argument("--unverified", action="store_true", help="admit unofficial data, marked `subset`")
         _data(command)
     command.set_defaults(run=run)
     return command
+
+
+def _gigabytes(text: str) -> float:
+    """Return a size in GB; raise ArgumentTypeError unless it is a number above 0."""
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not 0 < size < math.inf:
+        raise argparse.ArgumentTypeError(f"expected gigabytes above 0, such as 24, got {text!r}")
+    return size
 
 
 def _out(command: argparse.ArgumentParser) -> None:

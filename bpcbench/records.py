@@ -100,6 +100,29 @@ class Download:
             raise ValueError(f"{self.url} has no checksum, so the download cannot be verified")
 
 
+@dataclass(frozen=True)
+class Activations:
+    """How many numbers a network holds per image, parameters excluded: what predictions of memory are made from.
+
+    `forward` is the peak of a pass without gradients, `gradient` of a forward and a backward pass, of which `kept` lie
+    between the two. `second` and `second_kept` are those of a gradient in the parameters that is differentiated again.
+    `tangent_forward`, `tangent` and `pull` belong to the network's first-order expansion: pushed, pushed and
+    differentiated, and transposed; `jacobian` is per image and class, of the matrix itself. `features` are the inputs
+    of the last layer.
+    """
+
+    features: int
+    forward: float
+    kept: float
+    gradient: float
+    second_kept: float
+    second: float
+    tangent_forward: float
+    tangent: float
+    pull: float
+    jacobian: float
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Images (uint8, NCHW, possibly a memory map) and their int64 labels; None where labels have no meaning here."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bpcbench.api import Engine
     from bpcbench.planning.cells import Snapshots
     from bpcbench.planning.plan import Plan
+    from bpcbench.planning.planner import DeviceMemory
     from bpcbench.records import Coreset, StoredCoreset, Transform
     from bpcbench.registry.discovery import Registry
     from bpcbench.reporting import Format, Row
@@ -46,7 +47,8 @@ class Session:
     largest grid that is planned. `jobs` is the number of stages at a time; `inline` runs everything in this process;
     `debug` also opens pdb at the first error; `track` logs to MLflow; `quiet` prints failures only; `detach` submits
     what is ready and leaves it to the cluster;
-    `report_to` takes every line that would go to stderr.
+    `memory` is what the device has, in GB, by which cells are skipped (default: asked of the device that stages use on
+    this machine). `report_to` takes every line that would go to stderr.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Session:
         skip_missing: bool = False,
         recompute: Iterable[str] = (),
         max_cells: int | None = None,
+        memory: float | None = None,
         jobs: int | None = None,
         inline: bool = False,
         debug: bool = False,
@@ -80,6 +83,7 @@ class Session:
         self.skip_missing = skip_missing
         self.recompute = tuple(recompute)
         self.max_cells = max_cells
+        self.memory = memory
         self.jobs = jobs
         self.inline = inline
         self.debug = debug
@@ -273,11 +277,24 @@ class Session:
             recompute=self.recompute if purpose == "run" else (),
             snapshots=snapshots,
             declare=declare,
+            memory=self._device_memory(suite),
         )
         notes = (*suite.notes, *plan.notes, *(store.messages if store else ()))
         return Prepared(
             registry, plan, self.out, data, self.suite, self.overrides, request, purpose, self._command(purpose), notes
         )
+
+    def _device_memory(self, suite: Suite) -> DeviceMemory | None:
+        """Return what was given or, for plans of stages that would run on this machine, what its device has."""
+        from bpcbench.planning.planner import DeviceMemory
+        from bpcbench.running.device_memory import device_memory
+
+        if self.memory is not None:
+            return DeviceMemory(self.memory * 1e9, "the device (--memory)", given=True)
+        if suite.engine is not None:
+            return None
+        found = device_memory(suite.device)
+        return None if found is None else DeviceMemory(*found)
 
     def _command(self, purpose: Purpose) -> str:
         import shlex

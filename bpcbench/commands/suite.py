@@ -37,6 +37,7 @@ def suite_session(arguments: argparse.Namespace) -> Session:
         "skip_missing": "skip_missing",
         "recompute": "recompute",
         "max_cells": "max_cells",
+        "memory": "memory",
         "jobs": "jobs",
         "inline": "in_process",
         "debug": "pdb",
@@ -125,10 +126,23 @@ def _summary(plan: Plan) -> str:
             lines.append(f"  {kind:<12} {counts}{size}")
     for reason, count in plan.skipped().items():
         lines.append(f"  {count:,} cells skipped: {reason}")
+    lines += [f"  {line}" for line in _memory(plan.stages)]
     to_do = plan.to_do()
     if to_do:
         lines += [f"  {line}" for line in _expected(to_do)]
     return "\n".join(lines)
+
+
+def _memory(stages: Iterable[PlannedStage]) -> Iterator[str]:
+    """Say the most memory that a stage of each kind takes on its device, where it is not cached."""
+    words = []
+    for kind in ("coreset", "predict"):
+        known = [one for one in stages if one.kind == kind and one.memory and not one.status.startswith("cached")]
+        if known:
+            largest = max(known, key=lambda one: one.memory or 0.0)
+            words.append(f"{spell_bytes(largest.memory)} ({largest.label})")
+    if words:
+        yield f"memory on the device, by formula: at most {', '.join(words)}"
 
 
 def _expected(to_do: Sequence[PlannedStage]) -> Iterator[str]:
@@ -183,6 +197,7 @@ def plan(arguments: argparse.Namespace) -> int:
         print(line)
     for planned in prepared.plan.stages if arguments.all else ():
         cost = f"{spell(planned.seconds)}, {spell_bytes(planned.bytes)}"
+        cost += "" if planned.memory is None else f", {spell_bytes(planned.memory)} of memory"
         print(f"  {planned.status:<22} {planned.kind:<12} {planned.label}  [{planned.stage.key[:12]}]  {cost}")
     for note in prepared.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -255,6 +270,7 @@ def _as_json(planned: PlannedStage) -> dict[str, object]:
         "bytes": planned.bytes,
         "operations": planned.operations,
         "similar": planned.similar,
+        "memory": planned.memory,
     }
 
 

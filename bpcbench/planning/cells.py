@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from bpcbench.api import Inference, Method, Network, Preprocessing
 from bpcbench.errors import UserError
 from bpcbench.planning.datasets import ResolvedDataset
-from bpcbench.planning.planner import Planner
+from bpcbench.planning.planner import Planner, inference_peak, method_peak
 from bpcbench.planning.spec import Spec
 from bpcbench.planning.stages import Fitted, PredictStage
 from bpcbench.records import Offer, snapshot_member
@@ -271,6 +271,8 @@ def _choose(planner: Planner, dataset: ResolvedDataset, at: Coordinates) -> _Plu
         return reason
     if reason := inference.accepts(Offer(facts, at.ipc, at.method, method.convention(), network)):
         return reason
+    if reason := _too_large(planner, dataset, at.ipc, method, inference, network):
+        return reason
     preprocessing = setting.preprocessing[chosen.preprocessing]
     choice = Choice(
         dataset=lookup.spec(dataset.plugin),
@@ -285,3 +287,32 @@ def _choose(planner: Planner, dataset: ResolvedDataset, at: Coordinates) -> _Plu
         own=own and (lookup.spec(own[0]), lookup.spec(own[1])),
     )
     return _Plugins(method, preprocessing, inference, network, choice)
+
+
+def _too_large(
+    planner: Planner, dataset: ResolvedDataset, ipc: int, method: Method, inference: Inference, network: Network
+) -> str | None:
+    """Return that a cell needs more memory than the device has, or None.
+
+    With classes that come in steps, a coreset is of those of one step, and predictions are from the union.
+    """
+    there = planner.memory
+    if there is None:
+        return None
+    first = planner.training(dataset, _tasks(planner.suite, dataset)[0][0])
+    needs = (
+        (f"distilling by {method.name}", planner.once(method_peak, method, planner.part(dataset, first), ipc)),
+        (f"{inference.name} with {network.name}", _inference_needs(planner, dataset, ipc, inference, network)),
+    )
+    for what, needed in needs:
+        if needed is not None and needed > there.bytes:
+            return f"{what} needs about {needed / 1e9:.1f} GB of memory, {there.where} has {there.bytes / 1e9:.1f}"
+    return None
+
+
+def _inference_needs(
+    planner: Planner, dataset: ResolvedDataset, ipc: int, inference: Inference, network: Network
+) -> float | None:
+    facts = planner.part(dataset, dataset.training)
+    needed: float | None = planner.once(inference_peak, inference, network, facts, ipc)
+    return needed

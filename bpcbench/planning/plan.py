@@ -13,7 +13,7 @@ from bpcbench.errors import BpcbenchError, MissingData, Mistake, Mistakes, Plugi
 from bpcbench.planning.cells import Cell, Snapshots, cells
 from bpcbench.planning.datasets import ResolvedDataset, resolve_dataset
 from bpcbench.planning.lookup import Lookup
-from bpcbench.planning.planner import PlannedStage, Planner
+from bpcbench.planning.planner import DeviceMemory, PlannedStage, Planner
 from bpcbench.planning.sources import Sources
 from bpcbench.planning.status import demand, without_data
 from bpcbench.registry.discovery import Registry
@@ -81,16 +81,18 @@ def make(
     recompute: Iterable[str] = (),
     snapshots: Snapshots | None = None,
     declare: bool = False,
+    memory: DeviceMemory | None = None,
 ) -> Plan:
     """Return the plan of a suite; raise Mistakes if data are missing (unless skipped) or nothing is left to do.
 
     Data that are not the official ones are refused unless `unverified` says that they may be used. With `snapshots`,
     which says at which steps each coreset was kept, these are evaluated too. With `declare`, what data sets declare of
     themselves stands in for data that are absent or refused: such a plan cannot be run.
+    Cells that need more than `memory` are skipped.
     """
     try:
         sources = Sources(Lookup(registry), data, unverified, declare)
-        return _make(registry, suite, store, sources, skip_missing, set(recompute), snapshots)
+        return _make(registry, suite, store, sources, skip_missing, set(recompute), snapshots, memory)
     except (BpcbenchError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -108,6 +110,7 @@ def _make(
     skip_missing: bool,
     recompute: set[str],
     snapshots: Snapshots | None,
+    memory: DeviceMemory | None,
 ) -> Plan:
     lookup = sources.lookup
     datasets: dict[str, ResolvedDataset | str] = {}
@@ -124,7 +127,9 @@ def _make(
             suite.name, [Mistake(path, f"{text} (or run with --skip-missing)") for path, text in missing.items()]
         )
     _check_tasks(suite, [one for one in datasets.values() if isinstance(one, ResolvedDataset)])
-    planner = Planner(suite, lookup)
+    if memory is not None and sources.stand_ins and not memory.given:
+        memory = None  # what is planned from declared facts is run elsewhere
+    planner = Planner(suite, lookup, memory)
     grid = tuple(cells(planner, datasets, snapshots))
     if all(cell.skipped for cell in grid):
         reasons = "; ".join(sorted({cell.skipped for cell in grid})) or "every cell is excluded"

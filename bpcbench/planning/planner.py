@@ -64,6 +64,8 @@ class PlannedStage:
     operations: float | None = None
     """Floating-point operations by the plugins' formulas; computed for stages without data."""
     similar: bool = False
+    memory: float | None = None
+    """The most bytes that the stage takes on its device, by the plugins' formulas; None if they state none."""
 
     @property
     def id(self) -> str:
@@ -76,12 +78,23 @@ class PlannedStage:
         return cast(Kind, self.stage.kind)
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """How many bytes there are, and where, in words; `given` by the user, or asked of this machine."""
+
+    bytes: float
+    where: str
+    given: bool = False
+
+
 class Planner:
     """Makes the stages of one suite and keeps each of them once, inputs before what is made from them."""
 
-    def __init__(self, suite: Suite, lookup: Lookup) -> None:
+    def __init__(self, suite: Suite, lookup: Lookup, memory: DeviceMemory | None = None) -> None:
         self.suite = suite
         self.lookup = lookup
+        self.memory = memory
+        """What the device has; None: cells are not skipped for their memory."""
         self.stages: dict[str, PlannedStage] = {}
         self.expected: dict[str, Callable[[], int | None]] = {}
         """How large a stage's result will be, by its family, where a plugin may know."""
@@ -120,6 +133,11 @@ class Planner:
             self._training[key] = replace(dataset.training, classes=key[1])
         return self._training[key]
 
+    def part(self, dataset: ResolvedDataset, training: TrainingData) -> Facts:
+        """Return the facts of training data, the same object for the same data."""
+        facts: Facts = self.once(_part, dataset.facts, training)
+        return facts
+
     def coreset(
         self,
         dataset: ResolvedDataset,
@@ -143,10 +161,11 @@ class Planner:
             seed if method.uses_seed else None,
         )
         family = digest([spec.digest, *_like(dataset, training), self.suite.precision, stage.ipc])
-        part = _part(dataset.facts, training)
+        part = self.part(dataset, training)
         self.operations[stage.id] = partial(method.operations, part, ipc)
         self.sizes[stage.id] = _coreset_bytes(part, dataset.facts.classes, stage.ipc)
-        self._add(stage, label + _of_classes(training), method, family, method.resources)
+        peak = self.once(method_peak, method, part, ipc)
+        self._add(stage, label + _of_classes(training), method, family, method.resources, memory=peak)
         return stage
 
     def predict(
@@ -185,7 +204,7 @@ class Planner:
         assert isinstance(made.stage, CoresetStage)
         ipc = made.stage.ipc or dataset.facts.sizes["train"] // dataset.facts.classes
         images = sum(dataset.images[split.member] for split in splits.values())
-        offer = Offer(_part(dataset.facts, seen), ipc, made.plugin, "class", network)
+        offer = Offer(self.part(dataset, seen), ipc, made.plugin, "class", network)
         self.operations[stage.id] = partial(inference.operations, offer, images)
         self.sizes[stage.id] = _NUMBER * images * dataset.facts.classes
         known = self.stages.get(stage.id)
@@ -197,7 +216,9 @@ class Planner:
                 planned = replace(planned, splits=planned.splits + extra)
                 self.stages[stage.id] = replace(known, stage=planned)
             return stage
-        self._add(stage, label, inference, family, inference.resources, (*fit.preload, *net.preload))
+        peak = self.once(inference_peak, inference, network, offer.facts, ipc)
+        preload = (*fit.preload, *net.preload)
+        self._add(stage, label, inference, family, inference.resources, preload, memory=peak)
         return stage
 
     def reference(
@@ -257,10 +278,13 @@ class Planner:
         family: str,
         resources: Resources,
         preload: tuple[str, ...] | None = None,
+        *,
+        memory: float | None = None,
     ) -> None:
         if stage.id not in self.stages:
             preload = self.lookup.describe(plugin).preload if preload is None else preload
-            self.stages[stage.id] = PlannedStage(stage, label, plugin.name, family, resources, preload)
+            planned = PlannedStage(stage, label, plugin.name, family, resources, preload, memory=memory)
+            self.stages[stage.id] = planned
 
     def _roles(
         self, dataset: ResolvedDataset, training: TrainingData, wanted: Mapping[str, Need], transform: Fitted
@@ -290,6 +314,16 @@ class Planner:
 
     def _evaluator_roles(self, dataset: ResolvedDataset, evaluator: Evaluator, transform: Fitted) -> Roles:
         return self._roles(dataset, dataset.training, evaluator.prerequisites(dataset.facts), transform)
+
+
+def method_peak(method: Method, facts: Facts, ipc: int) -> float | None:
+    """Return the most bytes that distilling takes."""
+    return method.peak_bytes(facts, ipc)
+
+
+def inference_peak(inference: Inference, network: Network, facts: Facts, ipc: int) -> float | None:
+    """Return the most bytes that a fit and its predictions take."""
+    return inference.peak_bytes(Offer(facts, ipc, "", "class", network))
 
 
 def _like(dataset: ResolvedDataset, training: TrainingData) -> tuple[str | int, ...]:

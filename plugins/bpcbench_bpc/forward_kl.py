@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bpcbench.api import option
 from bpcbench_bpc.method import TrajectoryMethod
+from bpcbench_torch.memory import DIFFERENTIATED, Sizes
 
 if TYPE_CHECKING:
     from bpcbench_bpc.problem import Estimate, Problem
@@ -41,6 +42,12 @@ class ForwardKL(TrajectoryMethod):
     def passes(self) -> int:
         """Return the steps of the inner SGD and the draws around either end."""
         return self.inner_steps + 2 * self.draws
+
+    def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        """Return those of a chunk of draws; memory does not grow with their number."""
+        parameters = (2 * self.chunk + 4) * these.parameters
+        copies = these.rows * these.pixels * (2 + DIFFERENTIATED * augmented)
+        return self.chunk * (these.rows * these.one.gradient + copies) + parameters
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient above."""

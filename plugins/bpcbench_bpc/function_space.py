@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from bpcbench.api import option
 from bpcbench_bpc.method import TrajectoryMethod
 from bpcbench_bpc.trajectories import Trajectories
+from bpcbench_torch.memory import Sizes, unrolled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +78,16 @@ class FunctionSpace(TrajectoryMethod):
     def passes(self) -> int:
         """Return the steps of the inner SGD and the points of either side."""
         return self.inner_steps + 2 * self.points
+
+    def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        """Return those of one pass in the images beside the points; of the variant `real`, of the unrolled steps."""
+        points = 3 * self.points * these.parameters
+        if self.variant == "coreset":
+            # The outputs of the other points are computed while the graph of the first is kept.
+            beside = max(0.0, these.one.kept + these.one.forward - these.one.gradient)
+            return super().estimate_numbers(these, augmented=augmented) + these.rows * beside + points
+        at_real = self.batch * these.one.gradient
+        return max(unrolled(these, self.inner_steps, self.graphs, augmented=augmented), at_real) + points
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient of L, or of the KL of the variant `real`."""

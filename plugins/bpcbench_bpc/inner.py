@@ -74,6 +74,7 @@ class Unrolled:
             if graphs is None or index >= steps - graphs:
                 step.gradient = gradient
             self.steps.append(step)
+            del gradient  # else a graph that is dropped lives on beside the next one
         self.theta = theta
         """The last iterate, as a constant."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from bpcbench.api import Context, Method, Network, Prerequisite, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs, Native, Need, Ref
 from bpcbench_bpc.trajectories import Trajectories, augmentation_for
+from bpcbench_torch.memory import DIFFERENTIATED, FLOAT, Sizes, resident, sizes, trained
 from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
@@ -141,6 +142,28 @@ class TrajectoryMethod(Method):
         if one is None:
             return None
         return self.updates() * one * (STEP * ipc * facts.classes * self.passes() + self.real_passes())
+
+    def peak_bytes(self, facts: Facts, ipc: int) -> float | None:
+        """Return 4 times the coreset with gradient and momentum, the window, and the largest part of an iteration.
+
+        The parts are a step of the inner SGD, and what the method's own `estimate_numbers` says.
+        """
+        these = sizes(self.network, facts, ipc)
+        if these is None:
+            return None
+        augmented = self.augmentation_used(facts.shape[0]) != "none"
+        held = 3 * these.rows * these.pixels + 3 * these.parameters
+        inner = trained(these, these.rows, augmented=augmented) + 4 * these.parameters
+        real = self.batch_used()
+        if real:
+            held += min(real, facts.sizes["train"]) * these.pixels
+        data = resident(facts) if real else 0
+        return FLOAT * (held + max(inner, self.estimate_numbers(these, augmented=augmented))) + data
+
+    def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        """Return how many numbers the gradient estimate holds: here those of one pass in the images."""
+        copies = these.rows * these.pixels * (1 + DIFFERENTIATED * augmented)
+        return these.rows * these.one.gradient + copies + 4 * these.parameters
 
     def passes(self) -> int:
         """Return how often a step passes the coreset through a network, forward and backward."""

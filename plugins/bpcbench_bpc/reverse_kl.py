@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from bpcbench.api import option
 from bpcbench_bpc.method import TrajectoryMethod
 from bpcbench_bpc.trajectories import Trajectories
+from bpcbench_torch.memory import Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +66,13 @@ class ReverseKL(TrajectoryMethod):
     def real_passes(self) -> int:
         """Return a batch for each draw."""
         return self.draws * self.batch
+
+    def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        """Return those of a chunk of draws of the real batch or of the coreset, and of the covariance."""
+        parameters = (self.chunk + 5) * these.parameters
+        real = self.chunk * min(self.batch, _ROWS) * these.one.forward
+        pseudo = self.chunk * these.rows * (these.one.gradient + 2 * these.pixels)
+        return max(real, pseudo) + 3 * these.rows * these.pixels + parameters
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient above."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bpcbench.api import option
 from bpcbench_bpc.method import TrajectoryMethod
+from bpcbench_torch.memory import Sizes, unrolled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +53,10 @@ class Wasserstein(TrajectoryMethod):
     def passes(self) -> int:
         """Return the steps of the inner SGD; pulling back through one is worth two."""
         return 3 * self.inner_steps
+
+    def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        """Return those of the unrolled steps: the graphs that are kept, and one that is pulled back through."""
+        return unrolled(these, self.inner_steps, self.graphs, augmented=augmented)
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradients of L."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
+from bpcbench_torch.memory import ADAM, FLOAT, predicted, sizes, trained
 from bpcbench_torch.operations import STEP
 
 
@@ -44,6 +45,15 @@ class RegressionInference(Inference):
         one = offer.network.operations(offer.facts.shape, offer.facts.classes)
         rows = offer.ipc * offer.facts.classes
         return None if one is None else one * (STEP * self.steps * min(rows, self.rows) + images)
+
+    def peak_bytes(self, offer: Offer) -> float | None:
+        """Return 4 times what a training step or a prediction holds, whichever is more."""
+        these = sizes(offer.network, offer.facts, offer.ipc)
+        if these is None:
+            return None
+        held = ADAM * these.parameters + these.rows * (these.pixels + these.classes)
+        step = trained(these, min(these.rows, self.rows), augmented=self.augmentation != "none")
+        return FLOAT * (held + max(step, predicted(these)))
 
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of a newly trained network."""

@@ -22,12 +22,7 @@ from torch import Tensor
 
 from bpcbench_distill.kernel import cholesky
 from bpcbench_distill.linearisation import Linearisation
-
-EXPLICIT = 2**26
-"""The largest Jacobian that is computed as a matrix, in numbers. Beyond, its products are computed through the network.
-
-Both ways agree up to rounding; which is taken depends on sizes alone. docs/speed.md has measurements.
-"""
+from bpcbench_distill.rcig import EXPLICIT
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A function that returns its value and its gradient."""

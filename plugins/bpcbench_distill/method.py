@@ -105,10 +105,17 @@ class FRePo(PoolMethod):
         """Append mirrored copies where the authors' code does."""
         from bpcbench_distill.kernel import mirrored
 
-        rgb, classes = images.shape[1] == 3, targets.shape[1]
-        auto = rgb and (classes <= 10 or (classes <= 200 and len(targets) == classes))
-        mirror = self.mirror == "yes" or (self.mirror == "auto" and auto)
+        mirror = self._mirrors(images.shape[1], targets.shape[1], len(targets))
         return mirrored(images, targets) if mirror else (images, targets)
+
+    def row_count(self, facts: Facts, ipc: int) -> int:
+        """Return the number of images, twice that with mirrored copies."""
+        rows = ipc * facts.classes
+        return 2 * rows if self._mirrors(facts.shape[0], facts.classes, rows) else rows
+
+    def _mirrors(self, channels: int, classes: int, rows: int) -> bool:
+        auto = channels == 3 and (classes <= 10 or (classes <= 200 and rows == classes))
+        return self.mirror == "yes" or (self.mirror == "auto" and auto)
 
     def outer(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> dict[str, Tensor]:
         """Return the loss and its label term."""

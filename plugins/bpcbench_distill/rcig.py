@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Method, Network, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs, Native, Ref
 from bpcbench_distill.rcig_inference import MIRROR_HELP, Mirror, mirrors
+from bpcbench_torch.memory import ADAM, FLOAT, resident, sizes, trained
 from bpcbench_torch.networks import ConvGN, ConvIN, ConvNetwork
 from bpcbench_torch.operations import STEP
+
+EXPLICIT = 2**26
+"""The largest Jacobian that is computed as a matrix, in numbers. Beyond, its products are computed through the network.
+
+Both ways agree up to rounding; which is taken depends on sizes alone. docs/speed.md has measurements.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,35 @@ class RCIG(Method):
             return f"torch has no forward derivative of {self.network.name} in this order; set `order: conv-first`"
         return self.network.skip(facts)
 
+    def peak_bytes(self, facts: Facts, ipc: int) -> float | None:
+        """Return 4 times what a step holds plus its largest part, plus the data on the device.
+
+        A step holds the learned tensors with gradient, two moments and average, the pool with its optimisers, tangents
+        with theirs, and the coreset's Jacobian, or the graph that stands for it. Its parts are that Jacobian while it
+        is computed, the real batch pushed and pulled, the coreset's rows pushed and differentiated, twice for the
+        implicit gradient, and a pool update.
+        """
+        these = sizes(while_distilling(self.network, self.beta), facts, ipc)
+        if these is None:
+            return None
+        one, parameters = these.one, these.parameters
+        rows = these.rows * (2 if mirrors(self.mirror, facts.shape[0], facts.classes, these.rows) else 1)
+        batch, outputs = min(self.batch, facts.sizes["train"]), rows * facts.classes
+        linearised = parameters - one.features * facts.classes
+        explicit = outputs * linearised <= EXPLICIT
+        held: float = 5 * these.rows * (these.pixels + these.classes) + self.pool * ADAM * parameters + 7 * parameters
+        held += batch * these.pixels + (2 * rows - these.rows) * these.pixels
+        held += outputs * linearised if explicit else rows * one.kept
+        gram = 4 * rows**2  # in double precision
+        parts = (
+            (outputs * (linearised + one.jacobian)) if explicit else 0.0,
+            batch * max(one.tangent_forward, one.pull) + batch * one.features,
+            rows * one.tangent + batch * (one.features + rows) + gram,
+            2 * rows * one.tangent + gram,
+            trained(these, rows, augmented=False),
+        )
+        return FLOAT * (held + max(parts)) + resident(facts)
+
     def native(self, facts: Facts, ipc: int) -> Native:
         """Return the authors' evaluation, with augmentation, of the network with ReLU."""
         options = {
@@ -146,3 +182,8 @@ class RCIG(Method):
         from bpcbench_distill.rcig_distillation import distil
 
         return distil(self, data, ipc, inputs, ctx)
+
+
+def while_distilling(network: Network, beta: float) -> Network:
+    """Return the network with softplus in place of ReLU."""
+    return replace(network, softplus=beta) if isinstance(network, ConvNetwork) and beta else network

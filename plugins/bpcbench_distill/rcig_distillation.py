@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from bpcbench.api import Context, Network
+from bpcbench.api import Context
 from bpcbench.records import Coreset, Data, Inputs, Recipe
 from bpcbench_distill.adabelief import AdaBelief
 from bpcbench_distill.inner_problem import InnerProblem, dual_weights, implicit_term
@@ -17,12 +17,11 @@ from bpcbench_distill.kernel import margin, mirrored
 from bpcbench_distill.linearisation import Linearisation
 from bpcbench_distill.moving_average import MovingAverage
 from bpcbench_distill.rates import Rate, searched
-from bpcbench_distill.rcig import RCIG
+from bpcbench_distill.rcig import RCIG, while_distilling
 from bpcbench_distill.rcig_inference import mirrors
 from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import Batches
 from bpcbench_torch.distillation import initial_images
-from bpcbench_torch.networks import ConvNetwork
 from bpcbench_torch.pool import Pool
 from bpcbench_torch.targets import centred_targets
 
@@ -100,11 +99,6 @@ def limited(implicit: Tensor, direct: Tensor) -> Tensor:
     """Return the implicit gradient, at most as long as the direct one; 0 where it is not finite."""
     own = implicit.norm()
     return (implicit * (torch.minimum(own, direct.norm()) / own)).nan_to_num(0.0, 0.0, 0.0)
-
-
-def while_distilling(network: Network, beta: float) -> Network:
-    """Return the network with softplus in place of ReLU."""
-    return replace(network, softplus=beta) if isinstance(network, ConvNetwork) and beta else network
 
 
 @freed_memory_kept()

@@ -10,6 +10,7 @@ import numpy as np
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer, mirrored
+from bpcbench_torch.memory import ADAM, FLOAT, predicted, sizes, trained
 from bpcbench_torch.operations import STEP
 
 Mirror = Literal["auto", "yes", "no"]
@@ -145,6 +146,16 @@ class RCIGInference(Inference):
         rows, channels = coreset.images.shape[:2]
         append = not _holds_copies(coreset) and mirrors(self.mirror, channels, coreset.classes, rows)
         return mirrored(coreset) if append else coreset
+
+    def peak_bytes(self, offer: Offer) -> float | None:
+        """Return 4 times what a training step or a prediction holds, whichever is more; mirrored copies count."""
+        these = sizes(offer.network, offer.facts, offer.ipc)
+        if these is None:
+            return None
+        rows = these.rows * (2 if mirrors(self.mirror, offer.facts.shape[0], these.classes, these.rows) else 1)
+        held = ADAM * these.parameters + 2 * rows * (these.pixels + these.classes)
+        step = trained(these, min(rows, self.rows), augmented=self.augmentation != "none")
+        return FLOAT * (held + max(step, predicted(these)))
 
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of a newly trained network."""

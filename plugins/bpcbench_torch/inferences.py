@@ -9,6 +9,7 @@ import numpy as np
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
+from bpcbench_torch.memory import ADAM, FLOAT, predicted, sizes, trained
 from bpcbench_torch.operations import STEP
 
 
@@ -45,6 +46,15 @@ class _Trained(Inference):
         rows = offer.ipc * offer.facts.classes
         each = STEP * self.steps * min(rows, self.batch_size) + images
         return None if one is None else len(self.seeds(0)) * one * each
+
+    def peak_bytes(self, offer: Offer) -> float | None:
+        """Return 4 times what a training step of the last network or a prediction holds, whichever is more."""
+        these = sizes(offer.network, offer.facts, offer.ipc)
+        if these is None:
+            return None
+        held = (len(self.seeds(0)) - 1 + ADAM) * these.parameters + these.rows * (these.pixels + these.classes)
+        step = trained(these, min(these.rows, self.batch_size), augmented=False)
+        return FLOAT * (held + max(step, predicted(these)))
 
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of newly trained networks, each trained in its own loop."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Network, option
-from bpcbench.records import Facts
+from bpcbench.records import Activations, Facts
 
 if TYPE_CHECKING:
     from bpcbench_torch.convnet import ConvNet
@@ -86,6 +86,54 @@ class ConvNetwork(Network):
             total += 9 * before * after * math.prod(sides)
             sides = [side // 2 for side in sides]
         return 2.0 * (total + filters[-1] * math.prod(sides) * classes)
+
+    def activations(self, shape: tuple[int, int, int], classes: int) -> Activations | None:
+        """Return the sum of the tensors alive at the peak of each kind of pass.
+
+        Block i maps a_i numbers to b_i, its convolution's outputs, and pools them to a_(i+1). A pass keeps the inputs
+        and outputs of ReLU, and those of the norm and of softplus where there are any; its backward holds two more
+        gradients of a block's b_i. Those of derivatives of higher order are of the same form, with coefficients that
+        follow from what torch keeps for each layer; a benchmark compares them with what it allocates.
+        """
+        depth, filters = self.blocks(shape), self.width
+        sides = [32, 32] if shape[1:] == (28, 28) else list(shape[1:])
+        image = shape[0] * math.prod(sides)
+        outputs, inputs = [], [image]
+        for _ in range(depth):
+            outputs.append(filters * math.prod(sides))
+            sides = [side // 2 for side in sides]
+            inputs.append(filters * math.prod(sides))
+            filters *= self.growth
+        first, features = outputs[0], inputs.pop()
+        normed, soft = self.norm != "nn", self.softplus > 0
+        before, after = normed and self.order == "norm-first", normed and self.order == "conv-first"
+        each = 1 + after + soft
+        total, inner = sum(outputs), sum(inputs[1:])
+        gradient, kept = 0.0, float(image)
+        for index, (a, b) in enumerate(zip(inputs, outputs, strict=True)):
+            own = each * b + before * (index > 0) * a
+            gradient = max(gradient, kept + own + 2 * b)
+            kept += own + (inputs[index + 1] if index + 1 < depth else features)
+        kept += features
+        grouped = after and self.norm in ("in", "gn")
+        second_kept = 2 * (1 + after + soft) * total + (1 + 2 * before) * inner + image + features
+        backward = 8.6 if soft or (after and not grouped) else 2.6
+        return Activations(
+            features=features,
+            forward=2.25 * first + image,
+            kept=kept,
+            gradient=max(gradient + features, kept),
+            second_kept=second_kept,
+            second=second_kept + (3.3 if grouped else backward) * first,
+            tangent_forward=(8.2 if after else 4.5) * first + image,
+            tangent=(
+                8.8 * total + 2.5 * first
+                if grouped
+                else (8.2 if after else 5.2) * first + soft * 4 * total + inner * before + 2 * features
+            ),
+            jacobian=3.0 * first,
+            pull=kept + (4.8 if grouped else 2.95 if after else 1.9) * first,
+        )
 
     def build(self, shape: tuple[int, int, int], classes: int, seed: int) -> ConvNet:
         """Return a ConvNet on the CPU, in training mode; its weights are a function of `seed` and the options."""

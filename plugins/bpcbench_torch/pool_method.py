@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Context, Method, Network, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs
+from bpcbench_torch.memory import ADAM, AUGMENTED, FLOAT, Sizes, resident, sizes, trained
 from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
@@ -101,6 +102,36 @@ class PoolMethod(Method):
         if one is None:
             return None
         return self.steps * one * (self.batch + STEP * rows + STEP * min(rows, self.pool_rows))
+
+    def peak_bytes(self, facts: Facts, ipc: int) -> float | None:
+        """Return 4 times the sum of what a step holds, plus that of its largest part, plus the data on the device.
+
+        A step holds the coreset, its gradient and two moments, and the pool with its optimisers. Its parts are the
+        features of the real batch, the outer loss of the coreset's rows and its gradient, and the pool update.
+        """
+        these = sizes(self.network, facts, ipc)
+        if these is None:
+            return None
+        rows, pixels, one = self.row_count(facts, ipc), these.pixels, these.one
+        augmented = self.augmentation_used() != "none"
+        held = ADAM * these.rows * (pixels + these.classes) + self.pool * ADAM * these.parameters
+        batch = min(self.batch, facts.sizes["train"])
+        features = batch * (pixels * (1 + AUGMENTED * (augmented and self.augment_real)) + one.forward)
+        copies = rows * pixels * (2 * augmented + (rows > these.rows))
+        given = batch * (pixels + one.features)
+        outer = given + copies + rows * max(one.gradient, one.kept) + self.loss_numbers(rows, batch, these)
+        update = trained(these, min(these.rows, self.pool_rows), augmented=augmented and self.augment_pool)
+        update += given + these.parameters
+        return FLOAT * (held + max(features, outer, update)) + resident(facts)
+
+    def row_count(self, facts: Facts, ipc: int) -> int:
+        """Return how many rows enter the outer loss."""
+        return ipc * facts.classes
+
+    def loss_numbers(self, rows: int, batch: int, these: Sizes) -> float:
+        """Return how many numbers the outer loss holds beside the features, at its peak or until its gradient."""
+        width = these.one.features
+        return 6 * min(rows, width) ** 2 + 3 * batch * min(rows, width) + 2 * rows * width
 
     def scalars(self, rows: int) -> dict[str, float]:
         """Return the scalars of the recipe, which inferences read."""

@@ -13,6 +13,8 @@ import numpy as np
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
 from bpcbench_torch.inferences import Ensemble
+from bpcbench_torch.memory import BATCHED, FLOAT, predicted, sizes, trained
+from bpcbench_torch.networks import ConvBN
 from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
@@ -118,6 +120,22 @@ class Sampler(Inference):
                 f"{self.name} samples torch networks, but {offer.network.name} is a {offer.network.framework} network"
             )
         return None
+
+    def peak_bytes(self, offer: Offer) -> float | None:
+        """Return 4 times what the samples, the chains and a step, or a prediction, hold.
+
+        Samples in memory are counted where chains run on the CPU or keep them in memory. BatchNorm's statistics need a
+        forward pass of all rows.
+        """
+        these = sizes(offer.network, offer.facts, offer.ipc)
+        if these is None:
+            return None
+        together = BATCHED * self.chains if self.batched else 1.0
+        samples = self.chains * self.samples if self.samples_in == "memory" else 0
+        held = (samples + 10 * self.chains) * these.parameters + these.rows * (these.pixels + these.classes)
+        step = together * trained(these, self.rows(these.rows), augmented=self.augmentation_used() != "none")
+        statistics = min(these.rows, 5000) * these.one.forward if isinstance(offer.network, ConvBN) else 0.0
+        return FLOAT * (held + max(step, statistics, predicted(these)))
 
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of new samples."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -29,6 +29,11 @@ class ZCA(Preprocessing):
 
     The other options are for images that were distilled elsewhere: `centred: false` is the recipe of KIP and RFAD,
     `absolute: true` with `spread: images` that of code which whitens CIFAR-10 with kornia (MTT, DATM).
+
+    `block: 64` is for large images: the matrices of 128x128 colour images would have 49,152 rows. Images larger than a
+    block are divided into the `strides` images of `block` pixels that a checkerboard of every second (third, ...) row
+    and column gives. All share one W, from the mean of their covariances, as in FRePo's code for ImageWoof; mu is
+    still that of the whole image. Images of one block are whitened as without this option.
     """
 
     name: ClassVar[str] = "zca"
@@ -42,29 +47,47 @@ class ZCA(Preprocessing):
     spread: Literal["pixels", "images"] = option(
         "pixels", "standard deviation of the channels, as in standardize", absent="pixels"
     )
+    block: int = option(0, "whiten larger images in checkerboard blocks of this many pixels a side; 0: whole", absent=0)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.regularisation < math.inf:
             raise ValueError(f"regularisation must be positive, got {self.regularisation}")
         check_constants(self.mean, self.std)
+        if self.block < 0:
+            raise ValueError(f"block must not be negative, got {self.block}")
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return every how many rows and columns a block has one; (1, 1) if images (..., h, w) are whitened whole."""
+        rows, columns = shape[-2:]
+        if not self.block or max(rows, columns) <= self.block:
+            return 1, 1
+        if rows % self.block or columns % self.block:
+            raise ValueError(f"images of {rows}x{columns} pixels cannot be divided into blocks of {self.block} a side")
+        return rows // self.block, columns // self.block
 
     def operations(self, facts: Facts) -> float | None:
-        """Return 2 n d^2 for the covariance and 9 d^3 for its eigenvectors, d being the numbers of an image."""
-        size = float(math.prod(facts.shape))
-        return 2 * facts.sizes["train"] * size**2 + 9 * size**3
+        """Return 2 n d^2 for the covariance and 9 d^3 for its eigenvectors, d being the numbers of a block."""
+        blocks = math.prod(self.strides(facts.shape))
+        size = float(math.prod(facts.shape)) / blocks
+        return 2 * facts.sizes["train"] * blocks * size**2 + 9 * size**3
 
     def fit(self, data: Data, ctx: Context) -> Arrays:
-        """Return `mean` and `std` per channel and, if there is whitening, `centre` (d,), `whiten`, `colour` (d, d)."""
+        """Return `mean` and `std` per channel and, if there is whitening, `centre`, `whiten` and `colour`.
+
+        `centre` are the d numbers of an image, the matrices (e, e) for the e numbers of a block.
+        """
         images = data.train.images
         moments = Standardize(self.spread, mean=self.mean, std=self.std).fit(data, ctx)
         if images.shape[1] == 1 and not self.grey:
             return moments
-        centre, covariance = _covariance(images, moments, centred=self.centred)
+        centre, covariance = _covariance(images, moments, self.strides(images.shape), centred=self.centred)
+        width = len(covariance)
+        ridge = self.regularisation * (1.0 if self.absolute else covariance.trace() / width)
         values, vectors = np.linalg.eigh(covariance)
-        ridge = self.regularisation * (1.0 if self.absolute else covariance.trace() / len(centre))
+        del covariance  # at 64 pixels a side each of these matrices has 1.2 GB
         # Rounding can make small eigenvalues negative. Without any variance there is nothing to whiten: scale 1.
         scales = np.sqrt(np.maximum(values, 0) + ridge) if ridge > 0 else np.ones_like(values)
-        scales[: max(0, len(centre) - len(images))] = 1.0  # eigh sorts in ascending order
+        scales[: max(0, width - len(images))] = 1.0  # eigh sorts in ascending order
         return {
             **moments,
             "centre": centre.astype(np.float32),
@@ -78,16 +101,17 @@ class ZCA(Preprocessing):
             return Standardize().apply(images, arrays)
         centre, whiten = arrays["centre"], arrays["whiten"]
         result = np.empty(images.shape, np.float32)
-        flat = result.reshape(len(images), -1)
+        strides = _strides(images.shape, len(whiten))
         for rows, chunk in _standardised(images, arrays):
-            np.matmul(chunk - centre, whiten, out=flat[rows])
+            result[rows] = _whole(_blocks(chunk - centre, images.shape, strides) @ whiten, images.shape, strides)
         return result
 
     def invert(self, images: Array, arrays: Arrays) -> Array:
         """Return the pixels of whitened images."""
         if "colour" in arrays:
-            coloured = images.reshape(len(images), -1).astype(np.float32, copy=False) @ arrays["colour"]
-            images = (coloured + arrays["centre"]).reshape(images.shape)
+            strides = _strides(images.shape, len(arrays["colour"]))
+            blocks = _blocks(images.astype(np.float32, copy=False), images.shape, strides) @ arrays["colour"]
+            images = _whole(blocks, images.shape, strides) + arrays["centre"].reshape(images.shape[1:])
         return Standardize().invert(images, arrays)
 
     def apply_float(self, pixels: Array, arrays: Arrays) -> Array:
@@ -95,8 +119,32 @@ class ZCA(Preprocessing):
         standardised = Standardize().apply_float(pixels, arrays)
         if "whiten" not in arrays:
             return standardised
-        flat = (standardised.reshape(len(pixels), -1) - arrays["centre"]) @ arrays["whiten"]
-        return flat.reshape(pixels.shape).astype(np.float32, copy=False)
+        strides = _strides(pixels.shape, len(arrays["whiten"]))
+        blocks = _blocks(standardised.reshape(len(pixels), -1) - arrays["centre"], pixels.shape, strides)
+        return _whole(blocks @ arrays["whiten"], pixels.shape, strides).astype(np.float32, copy=False)
+
+
+def _strides(shape: Sequence[int], size: int) -> tuple[int, int]:
+    """Return the strides of blocks of `size` numbers; blocks are square, or the image is one block."""
+    _, channels, rows, columns = shape
+    if size == channels * rows * columns:
+        return 1, 1
+    side = math.isqrt(size // channels)
+    return rows // side, columns // side
+
+
+def _blocks(images: Array, shape: Sequence[int], strides: tuple[int, int]) -> Array:
+    """Return the flattened blocks of images, one after the other, of every image in turn."""
+    count, (_, channels, rows, columns), (down, across) = len(images), shape, strides
+    parts = images.reshape(count, channels, rows // down, down, columns // across, across)
+    return parts.transpose(0, 3, 5, 1, 2, 4).reshape(count * down * across, -1)
+
+
+def _whole(blocks: Array, shape: Sequence[int], strides: tuple[int, int]) -> Array:
+    """Return the images (n, c, h, w) of flattened blocks."""
+    (_, channels, rows, columns), (down, across) = shape, strides
+    parts = blocks.reshape(-1, down, across, channels, rows // down, columns // across)
+    return parts.transpose(0, 3, 4, 1, 5, 2).reshape(-1, channels, rows, columns)
 
 
 def _square(matrix: Array) -> Array:
@@ -112,17 +160,25 @@ def _standardised(images: Array, moments: Arrays) -> Iterator[tuple[slice, Array
         yield rows, chunk.reshape(len(chunk), -1)
 
 
-def _covariance(images: Array, moments: Arrays, *, centred: bool = True) -> tuple[Array, Array]:
-    """Return mean and covariance of standardised images, (d,) and (d, d); zeros and the second moment if not centred.
+def _covariance(
+    images: Array, moments: Arrays, strides: tuple[int, int] = (1, 1), *, centred: bool = True
+) -> tuple[Array, Array]:
+    """Return mean and covariance of standardised images, (d,) and (e, e); zeros and the second moment if not centred.
 
-    In float64: float32 takes two thirds of the time, but is too inaccurate for a small regularisation.
+    The covariance is the mean over blocks of e numbers. In float64: float32 takes two thirds of the time, but is too
+    inaccurate for a small regularisation.
     """
-    d = math.prod(images.shape[1:])
-    total, products = np.zeros(d), np.zeros((d, d))
+    d, blocks = math.prod(images.shape[1:]), math.prod(strides)
+    total, products = np.zeros(d), np.zeros((d // blocks, d // blocks))
     for _, chunk in _standardised(images, moments):
         wide = chunk.astype(np.float64)
         total += wide.sum(0)
+        wide = _blocks(wide, images.shape, strides)
         products += wide.T @ wide
     centre = total / len(images) if centred else np.zeros(d)
+    means = _blocks(centre[None], images.shape, strides)
     # One pass is enough: standardised data have means near 0, so there is little cancellation.
-    return centre, products / len(images) - np.outer(centre, centre)
+    products /= len(images)
+    products -= means.T @ means
+    products /= blocks
+    return centre, products

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
+from bpcbench_torch.memory import ADAM, FLOAT, PREDICTED, predicted, sizes, trained
 from bpcbench_torch.operations import STEP
 
 
@@ -63,6 +64,23 @@ class VariationalInference(Inference):
         one = offer.network.operations(offer.facts.shape, offer.facts.classes)
         rows = offer.ipc * offer.facts.classes
         return None if one is None else one * (STEP * self.steps * min(rows, self.rows) + images)
+
+    def peak_bytes(self, offer: Offer) -> float | None:
+        """Return 4 times what training, the closed form or a prediction holds, whichever is the most.
+
+        Training is a step's, with the network and its optimiser. The closed form has the features of all rows twice
+        and four matrices; a prediction has the factor, the features and a batch of test images.
+        """
+        these = sizes(offer.network, offer.facts, offer.ipc)
+        if these is None:
+            return None
+        width, rows = these.one.features, these.rows
+        held, images = ADAM * these.parameters, rows * (these.pixels + these.classes)
+        training = trained(these, min(rows, self.rows), augmented=self.augmentation != "none")
+        side = width if self.naive else min(rows, width)
+        closed = rows * width + max(PREDICTED * these.one.forward, rows * width + 4 * side**2)
+        fitted = rows * width + 2 * side**2 + 3 * PREDICTED * side + predicted(these)
+        return FLOAT * (held + max(images + training, images + closed, fitted))
 
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of a newly trained network with its last layer's posterior."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Context, option
 from bpcbench.records import Coreset, Data, Facts, Inputs, Native, Ref
+from bpcbench_torch.memory import Sizes
 from bpcbench_torch.pool_method import PoolMethod
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ class VBPC(PoolMethod):
         """Return those of the networks; `naive` adds 8 h^3 per step for V and its gradient."""
         known, width = super().operations(facts, ipc), self._width(facts)
         return known + 8 * self.steps * float(width) ** 3 if known and width and self.naive else known
+
+    def loss_numbers(self, rows: int, batch: int, these: Sizes) -> float:
+        """Return those of the posterior's matrices, of the real batch against them, and of the features' gradient."""
+        width = these.one.features
+        side = width if self.naive else min(rows, width)
+        return (5 if self.naive else _MATRICES) * side**2 + 4 * batch * side + 2 * rows * width
 
     def native(self, facts: Facts, ipc: int) -> Native:
         """Return the variational inference of the paper, with the network of the pool."""

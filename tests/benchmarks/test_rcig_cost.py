@@ -25,8 +25,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bpcbench_distill.inner_problem import EXPLICIT, InnerProblem
+from bpcbench_distill.inner_problem import InnerProblem
 from bpcbench_distill.linearisation import Linearisation
+from bpcbench_distill.rcig import EXPLICIT
 from bpcbench_distill.rcig_distillation import Learned, Real, implicit_gradients, outer_gradients
 from bpcbench_torch.networks import ConvNN
 

@@ -160,3 +160,52 @@ def test_whitens_real_images() -> None:
     standard = Standardize().apply(test, arrays)
     assert standard.mean((2, 3)).var() / standard.var() > 0.2
     assert whitened.mean((2, 3)).var() / whitened.var() < 0.02
+
+
+class TestBlockZCA(PreprocessingConformance):
+    plugin = ZCA(block=4, grey=True)
+
+
+def test_images_of_one_block_are_whitened_whole() -> None:
+    images = smooth(200)
+    whole, block = fitted(images, ZCA()), fitted(images, ZCA(block=6))
+    for name, values in whole.items():
+        np.testing.assert_array_equal(block[name], values)
+    np.testing.assert_array_equal(ZCA(block=6).apply(images, block), ZCA().apply(images, whole))
+
+
+def test_blocks_are_a_checkerboard_with_the_mean_covariance() -> None:
+    """Against the definition, block by block in float64, and back."""
+    images = smooth(300, side=8)
+    plugin = ZCA(block=4)
+    arrays = fitted(images, plugin)
+    assert arrays["whiten"].shape == (48, 48)
+    x = images / 255
+    x = (x - x.mean((0, 2, 3), keepdims=True)) / x.std((0, 2, 3), keepdims=True)
+    deviations = x - x.mean(0)
+    phases = [(row, column) for row in range(2) for column in range(2)]
+    parts = {one: deviations[:, :, one[0] :: 2, one[1] :: 2].reshape(len(x), -1) for one in phases}
+    covariance = np.mean([part.T @ part / len(x) for part in parts.values()], 0)
+    values, vectors = np.linalg.eigh(covariance)
+    whiten = vectors @ np.diag((values + 0.1 * values.mean()) ** -0.5) @ vectors.T
+    expected = np.empty_like(x)
+    for (row, column), part in parts.items():
+        expected[:, :, row::2, column::2] = (part @ whiten).reshape(len(x), 3, 4, 4)
+    whitened = plugin.apply(images, arrays)
+    np.testing.assert_allclose(whitened, expected, atol=2e-4)
+    np.testing.assert_allclose(plugin.invert(whitened, arrays), images / 255, atol=2e-5)
+    np.testing.assert_allclose(plugin.apply_float(images / 255, arrays), whitened, atol=2e-5)
+
+
+def test_blocks_must_divide_the_image() -> None:
+    with pytest.raises(ValueError, match="8x8 pixels cannot be divided into blocks of 3"):
+        fitted(smooth(20, side=8), ZCA(block=3))
+    with pytest.raises(ValueError, match="must not be negative"):
+        ZCA(block=-1)
+
+
+def test_blocks_keep_the_matrices_of_large_images_small() -> None:
+    """128 px: 12,288 numbers a block, so 1.2 GB in float64; whole, 19 GB."""
+    large = Facts(shape=(3, 128, 128), classes=10, sizes={"train": 9025})
+    assert ZCA(block=64).strides(large.shape) == (2, 2)
+    assert ZCA().operations(large) > 20 * ZCA(block=64).operations(large)

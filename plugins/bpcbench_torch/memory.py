@@ -1,0 +1,81 @@
+"""The memory of training with torch, from sizes alone and without torch: the parts that predictions of peaks share.
+
+Everything is in numbers of four bytes, unless it says bytes. Not counted is what the libraries allocate themselves
+(oneDNN, LAPACK, cuDNN), what the process takes before its first tensor, and what a caching allocator keeps in reserve.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from bpcbench.api import Network
+from bpcbench.records import Activations, Facts
+
+RESIDENT_BYTES = 4_000_000_000
+"""Preprocessed data that would be larger as float32 are not kept whole."""
+FLOAT = 4
+"""Bytes of a number."""
+AUGMENTED = 1
+"""Copies of a batch that an augmentation of images without gradients holds."""
+DIFFERENTIATED = 4
+"""Copies of a batch that an augmentation holds until its gradient in the images is computed."""
+BATCHED = 1.8
+"""What vmap over chains makes of a pass: it takes norms apart."""
+PREDICTED = 250
+"""Test images per forward pass of a predictive."""
+TEST_BATCH = 1000
+"""Test images that a predictive is given at a time."""
+ADAM = 4
+"""A parameter, its gradient and two moments."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes on which the memory of one network and one coreset depends."""
+
+    pixels: int
+    """Numbers of one image."""
+    classes: int
+    rows: int
+    """Images of the coreset."""
+    parameters: int
+    one: Activations
+    """What the network holds for one image."""
+
+
+def sizes(network: Network, facts: Facts, ipc: int) -> Sizes | None:
+    """Return the sizes of a network and a coreset, or None if those of the network are unknown."""
+    one = network.activations(facts.shape, facts.classes)
+    parameters = network.parameters(facts.shape, facts.classes)
+    if one is None or parameters is None:
+        return None
+    return Sizes(math.prod(facts.shape), facts.classes, ipc * facts.classes, parameters, one)
+
+
+def resident(facts: Facts) -> int:
+    """Return the bytes of the training data that must lie on the device: none where batches are read as needed."""
+    numbers = facts.sizes["train"] * math.prod(facts.shape)
+    return FLOAT * numbers if FLOAT * numbers <= RESIDENT_BYTES else 0
+
+
+def trained(these: Sizes, rows: int, *, augmented: bool) -> float:
+    """Return the numbers of a training step with `rows` images: both passes, and their augmented copies."""
+    return rows * (these.one.gradient + these.pixels * AUGMENTED * augmented)
+
+
+def predicted(these: Sizes) -> float:
+    """Return the numbers of a batch of test images, and of the forward pass of a part of it."""
+    return TEST_BATCH * these.pixels + PREDICTED * (these.one.forward + these.one.features)
+
+
+def unrolled(these: Sizes, steps: int, graphs: int | None, *, augmented: bool) -> float:
+    """Return the numbers of SGD steps on all rows that are differentiated: all graphs kept, or the last `graphs`.
+
+    A step whose graph is dropped leaves its parameters and its augmented images.
+    """
+    kept = steps if graphs is None else min(steps, graphs)
+    every = steps * (2 * these.parameters + these.rows * these.pixels * (1 + 2 * augmented))
+    one = these.rows * these.one.second_kept + these.parameters
+    beyond = these.rows * (these.one.second - these.one.second_kept) + 5 * these.parameters
+    return every + max(1, kept) * one + beyond

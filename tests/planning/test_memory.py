@@ -1,0 +1,78 @@
+"""Cells that need more memory than the device has are skipped with the reason, and the others are planned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bpcbench import Session, cli
+from bpcbench.planning.plan import Plan
+from bpcbench.records import Facts
+from bpcbench_bpc.trajectories import Trajectories
+from bpcbench_bpc.wasserstein import Wasserstein
+from bpcbench_distill.rcig import RCIG
+from bpcbench_torch.memory import RESIDENT_BYTES, resident
+from bpcbench_torch.networks import ConvBN, ConvIN, ConvNN
+from bpcbench_vbpc.method import VBPC
+
+SUITE = {
+    "protocol": 1,
+    "name": "small",
+    "datasets": ["digits"],
+    "ipc": [1, 100],
+    "methods": {"random": None, "vbpc": {"steps": 10}},
+    "inferences": ["vi"],
+    "networks": {"conv-bn": {"width": 8}},
+    "seeds": 1,
+}
+PLAN = Trajectories(network=ConvIN(growth=1, order="conv-first"))
+CIFAR = Facts(shape=(3, 32, 32), classes=10, sizes={"train": 50_000, "test": 10_000})
+
+
+def plan(folder: Path, memory: float | None) -> Plan:
+    return Session(SUITE, data=str(folder), out=folder / "no", memory=memory).plan()
+
+
+def test_without_a_limit_below_it_nothing_is_skipped(tmp_path: Path) -> None:
+    made = plan(tmp_path, 1000.0)
+    assert not made.skipped()
+    peaks = {one.label: one.memory for one in made.stages if one.kind == "coreset" and one.plugin == "vbpc"}
+    assert peaks["digits ipc 100 vbpc seed 0"] > peaks["digits ipc 1 vbpc seed 0"] > 1e6
+
+
+def test_what_needs_more_is_skipped_with_the_reason_and_the_rest_goes_on(tmp_path: Path) -> None:
+    peaks = {one.label: one.memory for one in plan(tmp_path, 1000.0).stages if one.plugin == "vbpc"}
+    between = (peaks["digits ipc 100 vbpc seed 0"] + peaks["digits ipc 1 vbpc seed 0"]) / 2
+    made = plan(tmp_path, between / 1e9)
+    skipped = {cell.at.label: cell.skipped for cell in made.cells if cell.skipped}
+    assert set(skipped) == {"digits ipc 100 vbpc / vi / conv-bn"}
+    (reason,) = skipped.values()
+    assert reason.startswith("distilling by vbpc needs about ")
+    assert "GB of memory, the device (--memory) has" in reason
+    assert {cell.at.ipc for cell in made.cells if not cell.skipped and cell.at.method == "random"} == {1, 100}
+
+
+def test_the_command_says_the_peak_and_takes_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(json.dumps(SUITE))
+    words = ["plan", str(file), "--data", str(tmp_path), "--out", str(tmp_path / "no")]
+    assert cli.main([*words, "--memory", "1000"]) == 0
+    assert "memory on the device, by formula: at most" in capsys.readouterr().out
+    assert cli.main([*words, "--memory", "1000", "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)
+    assert {one["memory"] > 0 for one in stages if one["kind"] == "predict"} == {True}
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--memory", "much"])
+    assert "expected gigabytes above 0" in capsys.readouterr().err
+
+
+def test_peaks_grow_with_what_they_are_made_of() -> None:
+    small, large = (VBPC(network=ConvBN(width=width)).peak_bytes(CIFAR, 10) for width in (32, 128))
+    assert large > 2 * small
+    few, many = (Wasserstein(inner_steps=steps, trajectories=PLAN).peak_bytes(CIFAR, 10) for steps in (5, 30))
+    assert many > 3 * few
+    assert Wasserstein(inner_steps=30, graphs=1, trajectories=PLAN).peak_bytes(CIFAR, 10) < many / 3
+    assert RCIG(network=ConvNN()).peak_bytes(CIFAR, 10) > VBPC(network=ConvNN()).peak_bytes(CIFAR, 10)
+    assert resident(CIFAR) == 4 * 50_000 * 3072 < RESIDENT_BYTES
