@@ -154,7 +154,7 @@ class RCIGInference(Inference):
             return None
         rows = these.rows * (2 if mirrors(self.mirror, offer.facts.shape[0], these.classes, these.rows) else 1)
         held = ADAM * these.parameters + 2 * rows * (these.pixels + these.classes)
-        step = trained(these, min(rows, self.rows), augmented=self.augmentation != "none")
+        step = trained(these, self.rows if these.rows > self.rows else rows, augmented=self.augmentation != "none")
         return FLOAT * (held + max(step, predicted(these)))
 
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
