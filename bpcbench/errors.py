@@ -115,6 +115,11 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         "calibration error": "ece",
     },
     "device": {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps", "apple": "mps"},
+    "precision": {
+        **dict.fromkeys(("fp16", "float16", "half", "amp", "bfloat16", "mixed", "16"), "bf16"),
+        **dict.fromkeys(("fp32", "32", "single", "float", "full"), "float32"),
+        "tensorfloat32": "tf32",
+    },
 }
 """What else things are called, by what they are: for suggestions only."""
 

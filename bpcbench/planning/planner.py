@@ -116,7 +116,7 @@ class Planner:
     def transform(self, dataset: ResolvedDataset, preprocessing: Preprocessing) -> Fitted:
         """Return the preprocessing as fitted by a stage of its own."""
         spec = self.lookup.spec(preprocessing)
-        stage = PrerequisiteStage(spec, dataset.training, None, {}, self.suite.precision)
+        stage = PrerequisiteStage(spec, dataset.training, None, {}, self.suite.numerics)
         family = digest([spec.digest, dataset.training.digest])
         self.expected[family] = partial(preprocessing.expected_bytes, dataset.facts)
         self.operations[stage.id] = partial(preprocessing.operations, dataset.facts)
@@ -156,11 +156,11 @@ class Planner:
             training,
             transform,
             inputs,
-            self.suite.precision,
+            self.suite.numerics,
             ipc if method.uses_ipc else None,
             seed if method.uses_seed else None,
         )
-        family = digest([spec.digest, *_like(dataset, training), self.suite.precision, stage.ipc])
+        family = digest([spec.digest, *_like(dataset, training), self.suite.numerics, stage.ipc])
         part = self.part(dataset, training)
         self.operations[stage.id] = partial(method.operations, part, ipc)
         self.sizes[stage.id] = _coreset_bytes(part, dataset.facts.classes, stage.ipc)
@@ -193,7 +193,7 @@ class Planner:
             net.spec,
             transform,
             self.once(self._inference_roles, dataset, seen, inference, transform),
-            self.suite.precision,
+            self.suite.numerics,
             seed,
             tuple(splits.values()),
         )
@@ -298,7 +298,7 @@ class Planner:
             self.expected[family] = partial(plugin.expected_bytes, dataset.facts)
             addresses = []
             for member in need.members:
-                stage = PrerequisiteStage(spec, training, transform, inputs, self.suite.precision, member)
+                stage = PrerequisiteStage(spec, training, transform, inputs, self.suite.numerics, member)
                 label = f"{dataset.plugin.name} {plugin.name}{_of_classes(training)}"
                 label += f" {member}" if member != FINAL else ""
                 self._add(stage, label, plugin, family, plugin.resources)

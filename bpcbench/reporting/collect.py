@@ -147,6 +147,10 @@ def published_numbers(manifest: Manifest) -> dict[Place, tuple[PublishedRecord, 
     return {place_of(group): group.published for group in manifest.groups}
 
 
+OUT_OF_MEMORY = "out of memory"
+"""How the message of a stage begins that needed more memory than there was."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a suite is: its cells by state. `reasons` holds what went wrong, by the label of the cell."""
@@ -158,6 +162,16 @@ class Progress:
     skipped: tuple[CellRecord, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def exhausted(self) -> Iterator[str]:
+        """Say which places have a dash because memory was not enough, in a sentence per message."""
+        places: dict[str, dict[str, None]] = {}
+        for cell in self.failed:
+            if self.reasons[cell.label].startswith(OUT_OF_MEMORY):
+                places.setdefault(self.reasons[cell.label], {})[cell.group.label] = None
+        for message, labels in places.items():
+            first, more = list(labels)[:4], len(labels) - 4
+            yield f"— {message}: {', '.join(first)}" + (f" and {more} more." if more > 0 else ".")
+
     @property
     def complete(self) -> bool:
         """Whether every cell that is not skipped has all its scores."""
@@ -168,11 +182,14 @@ class Progress:
         if self.complete:
             return ""
         total = len(self.done) + len(self.running) + len(self.failed) + len(self.missing)
-        parts = [
-            f"{len(cells)} {word}"
-            for word, cells in (("running", self.running), ("failed", self.failed), ("not run yet", self.missing))
-            if cells
-        ]
+        oom = sum(self.reasons[cell.label].startswith(OUT_OF_MEMORY) for cell in self.failed)
+        counts = (
+            (len(self.running), "running"),
+            (len(self.failed) - oom, "failed"),
+            (oom, OUT_OF_MEMORY),
+            (len(self.missing), "not run yet"),
+        )
+        parts = [f"{count} {word}" for count, word in counts if count]
         return f"Incomplete: {total - len(self.done)} of {total} evaluations have no result ({', '.join(parts)})."
 
 

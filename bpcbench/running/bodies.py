@@ -57,7 +57,9 @@ from bpcbench.registry.discovery import Registry, registry
 from bpcbench.running.checkpoint import fresh_folder
 from bpcbench.running.context import StageContext
 from bpcbench.running.device import limit_threads, peak_memory, resolve_device
+from bpcbench.running.exhaustion import explained, ran_out
 from bpcbench.running.members import Members
+from bpcbench.running.numerics import accelerator, of_plugins, ran_on, settle
 from bpcbench.running.predictions import predict_split, read_predictions
 from bpcbench.running.queue import Outcome
 from bpcbench.running.seeding import derive, seed_globals
@@ -149,17 +151,22 @@ def execute(task: Task, started: Started | None = None) -> Outcome:
     except BpcbenchError as error:
         message = str(error)
         trace = traceback.format_exc()
-    except MemoryError:
-        message = "out of memory"
-        trace = traceback.format_exc()
     except Stopped:
         raise
     except BaseException as error:
         # Whatever a plugin raises, KeyboardInterrupt included, is its own failure.
         message = f"{type(error).__name__}: {error}"
+        if ran_out(error):
+            message = explained(error, resolve_device(task.device), _options(task))
         trace = traceback.format_exc()
     _log(task, trace)
     return Outcome(task.id, "failed", time.monotonic() - begin, message, messages=tuple(store.messages))
+
+
+def _options(task: Task) -> Mapping[str, Any]:
+    """Return the options of the plugin whose work a stage is."""
+    plugin: Any = next((task.stage[name] for name in ("method", "inference", "plugin") if name in task.stage), {})
+    return plugin.get("options", {}) if isinstance(plugin, Mapping) else {}
 
 
 def _log(task: Task, trace: str) -> None:
@@ -200,10 +207,12 @@ class _Attempt:
     def context(
         self, seed: int, precision: str, snapshot: Callable[[int, Coreset, float], None] | None = None
     ) -> StageContext:
+        device = resolve_device(self.task.device)
+        settle(precision, device)
         context = StageContext(
             seed=seed,
-            device=resolve_device(self.task.device),
-            precision=precision,
+            device=device,
+            precision=of_plugins(precision),
             attempt=fresh_folder(self.store.scratch(self.task.id), self.task.attempt),
             keep_snapshot=snapshot,
             lease=self.lease,
@@ -234,10 +243,11 @@ class _Attempt:
             "threads": self.task.threads,
             "jobs": self.task.jobs,
             "peak_memory_bytes": peak_memory(),
+            **accelerator(),
             **(meta or {}),
         }
         if context is not None:
-            description["device"] = context.device
+            description["device"] = ran_on(context.device)
             description["started"] = provenance.timestamp(time.time() - context.elapsed)
             if context.resumed_from and not self.resumed:
                 self.resumed = True

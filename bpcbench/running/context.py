@@ -19,6 +19,7 @@ from bpcbench.records import Coreset
 from bpcbench.running import checkpoint
 from bpcbench.running import state as tree
 from bpcbench.running.checkpoint import Checkpoint
+from bpcbench.running.numerics import synchronise
 from bpcbench.store.leases import Lease
 
 CHECKPOINT_SECONDS = 60.0
@@ -173,6 +174,7 @@ class StageContext:
 
     def close(self) -> None:
         """Write pending points; called when the stage's body has returned."""
+        synchronise()
         self._flush(self._step + 1)
         self._curves = self.curves()
         self._events.close()

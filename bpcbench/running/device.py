@@ -35,13 +35,13 @@ def missing_device(wanted: str, *, thorough: bool = True) -> str | None:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return "torch is not installed"
-    version = _cpu_build(Path(found.origin).with_name("version.py"))
+    version = cpu_build(Path(found.origin).with_name("version.py"))
     if version and wanted.startswith("cuda"):
         return f"the installed torch {version} was built without CUDA"
     return _trial(wanted) if thorough else None
 
 
-def _cpu_build(file: Path) -> str:
+def cpu_build(file: Path) -> str:
     """Return the version of a torch that was built for no GPU, or an empty text if that is not sure."""
     try:
         text = file.read_text()
@@ -67,15 +67,6 @@ def _trial(device: str) -> str | None:
         because = f" (CUDA_VISIBLE_DEVICES is {hidden!r})" if device.startswith("cuda") and hidden is not None else ""
         return f"{done.stdout.strip()}{because}" if done.stdout.strip() else None
     return None
-
-
-def gpu_count() -> int:
-    """Return how many GPUs this process may use, without importing a framework."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([item for item in visible.split(",") if item.strip() not in ("", "-1")])
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def limit_threads(threads: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from bpcbench.api import Engine, Pool, option
 from bpcbench.hooks import hookimpl
 from bpcbench.records import RunInfo
-from bpcbench.running.device import gpu_count, usable_cpus
+from bpcbench.running.device import usable_cpus
 
 BPCBENCH_API = 1
 
@@ -21,7 +21,7 @@ class Local(Engine):
     """Processes on this machine: one per stage, forked from a server that has the frameworks loaded.
 
     At most `jobs` stages run at once, and at most as many as fit on the GPUs (`gpus` of a method or an inference may
-    be a fraction). A stage that crashes, hangs past its timeout or is killed fails alone.
+    be a fraction, and `overrides` sets it). A stage that crashes, hangs past its timeout or is killed fails alone.
     """
 
     name = "local"
@@ -29,14 +29,26 @@ class Local(Engine):
     """One: on one machine a worker that is killed has most likely used too much memory, and would again."""
 
     gpus: int | None = option(None, "GPUs to use; none: all that are visible", key=False)
+    overrides: dict[str, Any] = option({}, "by method or inference: {vbpc: {gpus: 0.5}}", key=False)
+
+    def __post_init__(self) -> None:
+        """Reject what is no number of GPUs."""
+        if self.gpus is not None and self.gpus < 0:
+            raise ValueError(f"gpus must not be negative, got {self.gpus}")
+        for name, values in self.overrides.items():
+            gpus = values.get("gpus") if isinstance(values, dict) and set(values) == {"gpus"} else None
+            if isinstance(gpus, bool) or not isinstance(gpus, int | float) or not 0 <= gpus <= 1:
+                raise ValueError(f"overrides.{name}: expected a mapping such as {{gpus: 0.5}}, 0 to 1, got {values!r}")
 
     def open(self, run: RunInfo) -> Pool:
         """Return a pool of worker processes."""
+        from bpcbench.running.gpus import visible_gpus
         from bpcbench.running.local import LocalPool
 
-        gpus = gpu_count() if self.gpus is None else self.gpus
+        gpus = visible_gpus()[: self.gpus]
+        shares = {name: float(values["gpus"]) for name, values in self.overrides.items()}
         slots = max(1, usable_cpus() // max(1, run.threads)) if self.jobs is None else max(1, self.jobs)
-        return LocalPool(run, slots, gpus)
+        return LocalPool(run, slots, gpus, shares)
 
 
 @dataclass(frozen=True)

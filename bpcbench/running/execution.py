@@ -57,10 +57,14 @@ def check_device(prepared: Prepared, *, inline: bool = False, thorough: bool = T
     from bpcbench.errors import UserError
     from bpcbench.running.device import missing_device
     from bpcbench.running.engines import Inline, Local
+    from bpcbench.running.gpus import impossible
     from bpcbench.running.run import choose_engine
 
     device = prepared.plan.suite.device
-    here = isinstance(choose_engine(prepared.plan.suite.engine, inline=inline), Local | Inline)
+    engine = choose_engine(prepared.plan.suite.engine, inline=inline)
+    if isinstance(engine, Local) and (problem := impossible(device, engine.gpus)):
+        raise UserError(problem)
+    here = isinstance(engine, Local | Inline)
     if here and prepared.plan.to_do() and (reason := missing_device(device, thorough=thorough)):
         raise UserError(f"device {device!r} is not available on this machine: {reason}; `auto` uses what there is")
 

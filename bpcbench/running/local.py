@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
@@ -23,11 +22,21 @@ class _Running:
 class LocalPool:
     """Worker processes of this machine. With `reuse`, a process that has answered gets the next task."""
 
-    def __init__(self, run: RunInfo, slots: int, gpus: int = 0, *, reuse: bool = False) -> None:
+    def __init__(
+        self,
+        run: RunInfo,
+        slots: int,
+        gpus: Sequence[str] = (),
+        shares: Mapping[str, float] | None = None,
+        *,
+        reuse: bool = False,
+    ) -> None:
         self.slots = slots
         self._preload = run.preload
         self._reuse = reuse
-        self._free = [1.0] * gpus
+        self._gpus = tuple(gpus)
+        self._shares = dict(shares or {})
+        self._free = [1.0] * len(self._gpus)
         self._running: dict[str, _Running] = {}
         self._idle: list[Worker] = []
         self._failed: list[Ended] = []
@@ -40,8 +49,10 @@ class LocalPool:
         """Start a worker, or use an idle one."""
         gpu = None
         if self._wants_gpu(task):
-            share = min(task.resources.gpus, 1.0)
-            gpu = next((i for i, free in enumerate(self._free) if free >= share - 1e-9), None)
+            share = self._share(task)
+            named = task.device.partition(":")[2]
+            candidates = [int(named)] if named else range(len(self._free))
+            gpu = next((i for i in candidates if self._free[i] >= share - 1e-9), None)
             if gpu is None:
                 return False
         if len(self._running) >= self.slots:
@@ -52,15 +63,20 @@ class LocalPool:
             self._failed.append(Ended(task.attempt, "failed", f"no worker could be started: {error!r}"))
             return True
         if gpu is not None:
-            self._free[gpu] -= min(task.resources.gpus, 1.0)
-            every = ",".join(map(str, range(len(self._free))))
-            task = replace(task, visible=os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")[gpu])
+            self._free[gpu] -= self._share(task)
+            # The worker sees one GPU, which is number 0 there.
+            task = replace(task, visible=self._gpus[gpu], device=task.device.partition(":")[0])
         worker.send(task)
         self._running[task.attempt] = _Running(worker, task, gpu, time.monotonic())
         return True
 
     def _wants_gpu(self, task: Task) -> bool:
-        return bool(self._free) and task.resources.gpus > 0 and task.device.startswith(("auto", "cuda"))
+        if not self._share(task) or not task.device.startswith(("auto", "cuda")):
+            return False
+        return int(task.device.partition(":")[2] or 0) < len(self._free)
+
+    def _share(self, task: Task) -> float:
+        return self._shares.get(task.plugin, min(task.resources.gpus, 1.0))
 
     def _worker(self) -> Worker:
         while self._idle:
@@ -88,7 +104,7 @@ class LocalPool:
     def _release(self, one: _Running) -> None:
         del self._running[one.task.attempt]
         if one.gpu is not None:
-            self._free[one.gpu] += min(one.task.resources.gpus, 1.0)
+            self._free[one.gpu] += self._share(one.task)
         if self._reuse and one.worker.process.is_alive():
             self._idle.append(one.worker)
         else:

@@ -26,6 +26,7 @@ Schema = Mapping[str, Any]
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu", "xla")
 """The devices that torch knows, some of them with a package of their maker."""
+PRECISIONS = ("float32", "tf32", "bf16")
 _DEVICE = rf"auto|cpu|({'|'.join(DEVICES[2:])})(:[0-9]+)?"
 NAME_LENGTH = 120
 """The most bytes that a name may have: it becomes part of the names of folders."""
@@ -150,6 +151,14 @@ def _device(raw: Any, report: Report) -> Any:
     elif not re.fullmatch(_DEVICE, raw):
         name = raw.partition(":")[0]
         report((), f"{unknown('device', name, DEVICES)}; a number may follow, as in cuda:1")
+    return raw
+
+
+def _precision(raw: Any, report: Report) -> Any:
+    if not isinstance(raw, str):
+        report((), f"expected a word such as float32, got {raw!r}")
+    elif raw not in PRECISIONS:
+        report((), unknown("precision", raw, PRECISIONS))
     return raw
 
 
@@ -290,9 +299,14 @@ KEYS: Mapping[str, Key] = {
         _COUNT,
     ),
     "precision": Key(
-        "float32, or another precision that plugins document",
-        _expect(lambda v: isinstance(v, str), "a word such as float32"),
-        _TEXT,
+        "float32, tf32 (float32 with faster, rougher products on NVIDIA GPUs) or bf16 (features under autocast)",
+        _precision,
+        {"enum": list(PRECISIONS)},
+    ),
+    "deterministic": Key(
+        "use only algorithms of torch that give equal bits in every run; an operation without one fails",
+        _expect(lambda v: isinstance(v, bool), "true or false"),
+        {"type": "boolean"},
     ),
     "device": Key("auto, cpu, cuda, cuda:1, ...", _device, {"type": "string", "pattern": f"^({_DEVICE})$"}),
     "timeout": Key(

@@ -54,6 +54,7 @@ class Suite:
     exclude: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
     threads: int = 1
     precision: str = "float32"
+    deterministic: bool = False
     device: str = "auto"
     timeout: float | None = None
     engine: Engine | None = None
@@ -64,6 +65,11 @@ class Suite:
     """The merged document, with the protocol and the plugins that are defaults."""
     notes: tuple[str, ...] = ()
     """What overrides changed that nobody may have meant."""
+
+    @property
+    def numerics(self) -> str:
+        """What stages are keyed by: the precision, and `+deterministic` where the suite asks for it."""
+        return f"{self.precision}+deterministic" if self.deterministic else self.precision
 
     def excluded(self, **cell: Any) -> bool:
         """Return whether a pattern of `exclude` matches the cell."""

@@ -15,6 +15,7 @@ from bpcbench_bpc.trajectories import augmentation_for, snapshot_name
 from bpcbench_torch.batches import RESIDENT_BYTES
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.strategy import strategy
+from bpcbench_torch.transfer import on_device
 
 if TYPE_CHECKING:
     from bpcbench_bpc.trajectories import Trajectories
@@ -60,7 +61,7 @@ class _Epochs:
 
     def __init__(self, data: Data, transform: Transform, size: int, ctx: Context) -> None:
         self.images, self.transform, self.size, self.device = data.train.images, transform, size, ctx.device
-        self.labels = torch.as_tensor(np.asarray(data.labels), dtype=torch.int64)
+        self.labels = torch.as_tensor(np.asarray(data.labels), dtype=torch.int64, device=ctx.device)
         self.batches = -(-len(self.images) // size)
         self.generator = torch.Generator().manual_seed(ctx.seed)
         self.order = torch.arange(len(self.images))
@@ -73,7 +74,10 @@ class _Epochs:
         if position == 0:
             self.order.copy_(torch.randperm(len(self.order), generator=self.generator))
         rows = self.order[position * self.size : (position + 1) * self.size].sort().values
-        labels = self.labels[rows].to(self.device)
+        there = on_device(rows, self.device)
+        labels = self.labels[there]
         if self.resident is not None:
-            return self.resident[rows.to(self.device)], labels
-        return torch.as_tensor(self.transform.apply(np.asarray(self.images[rows.numpy()])), device=self.device), labels
+            return self.resident[there], labels
+        return on_device(
+            torch.as_tensor(self.transform.apply(np.asarray(self.images[rows.numpy()]))), self.device
+        ), labels

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bpcbench.records import Arrays, PrerequisiteOutput
 from bpcbench_bpc.trajectories import Trajectories, snapshot_name
+from bpcbench_torch.transfer import on_device
 
 Window = Callable[[int], Tensor]
 """Maps a number of epochs after the window's start to flat parameters."""
@@ -50,7 +51,7 @@ class Windows:
         arrays = self.opened[name]
 
         def read(ahead: int) -> Tensor:
-            return torch.tensor(arrays[snapshot_name(start + ahead)], dtype=torch.float32, device=self.device)
+            return on_device(torch.tensor(arrays[snapshot_name(start + ahead)], dtype=torch.float32), self.device)
 
         return read
 

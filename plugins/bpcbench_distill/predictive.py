@@ -11,7 +11,7 @@ from bpcbench.api import Context, Network, Predictive
 from bpcbench.records import Array, Arrays, Coreset
 from bpcbench_torch.predictive import load_arrays, state_arrays
 from bpcbench_torch.regression import regress, tensors
-from bpcbench_torch.training import settle_statistics
+from bpcbench_torch.training import features_in, settle_statistics
 
 _CHUNK = 250
 
@@ -50,15 +50,16 @@ class Regression(Protocol):
 class RegressionPredictive(Predictive):
     """log softmax(f(x) / temperature) of a network in evaluation mode."""
 
-    def __init__(self, model: nn.Module, temperature: float) -> None:
-        self.model, self.temperature = model.eval(), temperature
+    def __init__(self, model: nn.Module, temperature: float, precision: str = "float32") -> None:
+        self.model, self.temperature, self.precision = model.eval(), temperature, precision
         self.device = next(model.parameters()).device
 
     @torch.inference_mode()
     def outputs(self, images: Array) -> torch.Tensor:
         """Return f(x), which estimates one-hot minus 1/k."""
         parts = torch.tensor(images, dtype=torch.float32).split(_CHUNK)
-        return torch.cat([self.model(part.to(self.device)).float() for part in parts])
+        with features_in(self.precision, self.device):
+            return torch.cat([self.model(part.to(self.device)).float() for part in parts])
 
     def log_probs(self, images: Array) -> Array:
         """Return log-probabilities of images in network space."""
@@ -84,7 +85,7 @@ def fit(inference: Regression, coreset: Coreset, network: Network, ctx: Context)
     )
     images, _ = tensors(coreset, inference.label_scale, ctx.device)
     settle_statistics(model, images, inference.rows, torch.Generator().manual_seed(ctx.seed))
-    return RegressionPredictive(model, _temperature(inference, coreset))
+    return RegressionPredictive(model, _temperature(inference, coreset), ctx.precision)
 
 
 def restore(
@@ -93,7 +94,7 @@ def restore(
     """Return the predictive of a stored network."""
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed)
     load_arrays(model, arrays, 0)
-    return RegressionPredictive(model.to(ctx.device), _temperature(inference, coreset))
+    return RegressionPredictive(model.to(ctx.device), _temperature(inference, coreset), ctx.precision)
 
 
 def _temperature(inference: Regression, coreset: Coreset) -> float:

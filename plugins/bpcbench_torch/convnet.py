@@ -55,7 +55,10 @@ def initialise(layer: nn.Conv2d | nn.Linear, init: Init, generator: torch.Genera
     fan_in = layer.weight[0].numel()
     if init == "lecun":
         std = math.sqrt(1.0 / fan_in) / _TRUNCATED_STD
-        nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+        if layer.weight.device.type == "cpu":
+            nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+        else:
+            _truncated_normal(layer.weight, std, generator)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
     elif init == "gaussian":
@@ -67,6 +70,17 @@ def initialise(layer: nn.Conv2d | nn.Linear, init: Init, generator: torch.Genera
         if layer.bias is not None:
             bound = 1.0 / math.sqrt(fan_in)
             nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+@torch.no_grad()
+def _truncated_normal(values: Tensor, std: float, generator: torch.Generator) -> None:
+    """Fill a tensor with normal numbers, truncated at two sigma, by the inverse of their distribution function.
+
+    Torch's own function rejects and draws again, and waits for the device to know whether it must.
+    """
+    share = math.erf(math.sqrt(2.0))
+    values.uniform_(-share, share, generator=generator).erfinv_().mul_(math.sqrt(2.0) * std)
+    values.clamp_(-2 * std, 2 * std)
 
 
 class ConvNet(nn.Module):
@@ -111,11 +125,19 @@ class ConvNet(nn.Module):
         )
         self.feature_size = filters[-1] * ((rows + 2 * padding) >> depth) * ((columns + 2 * padding) >> depth)
         self.head: nn.Linear = nn.utils.skip_init(nn.Linear, self.feature_size, classes)
-        for layer in (*self.convs, self.head):
-            assert isinstance(layer, nn.Conv2d | nn.Linear)
-            initialise(layer, init, generator)
+        self.init: Init = init
+        self.draw(generator)
         self.memory_format = memory_format(norm, order)
         self.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # missing in torch's stubs
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw new weights in place by a generator of their device; normalisations start anew."""
+        for layer in (*self.convs, self.head):
+            assert isinstance(layer, nn.Conv2d | nn.Linear)
+            initialise(layer, self.init, generator)
+        for norm in self.norms:
+            if isinstance(norm, nn.BatchNorm2d | nn.GroupNorm):
+                norm.reset_parameters()
 
     def features(self, x: Tensor) -> Tensor:
         """Return the flattened output of the last pooling, (n, feature_size)."""

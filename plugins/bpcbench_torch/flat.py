@@ -70,7 +70,7 @@ class FlatNetwork:
             for prefix, module in model.named_modules():
                 if isinstance(module, _BATCH_NORMS):
                     module.train()
-                    module.momentum = None  # torch: a cumulative average, here of one batch
+                    module.momentum = 1.0  # the statistics of this one batch
                     buffers[f"{prefix}.num_batches_tracked" if prefix else "num_batches_tracked"].zero_()
             torch.func.functional_call(model, (self.split(theta), buffers), (images,))
         return buffers

@@ -60,7 +60,8 @@ class HMC:
         self.log_step = torch.full_like(self.energy, self.start, dtype=torch.float64)
         # State of dual averaging: the smoothed log step size, the mean shortfall of acceptance, the number of updates.
         self.average, self.shortfall = torch.zeros_like(self.log_step), torch.zeros_like(self.log_step)
-        self.moves = torch.zeros_like(self.log_step[0])
+        # On the CPU: the host branches on it.
+        self.moves = torch.zeros((), dtype=torch.float64)
 
     def state(self) -> dict[str, Any]:
         """Return all mutable objects."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bpcbench.api import Network
+from bpcbench_torch.convnet import ConvNet
+from bpcbench_torch.separable import SeparableNet
 
 Loss = Callable[[nn.Module], Tensor]
 
@@ -17,8 +19,8 @@ class Pool:
     """`size` networks, each with its own Adam; a network is replaced after exactly `updates` updates.
 
     The counters start at multiples of updates / size, although all weights are new, so that networks are not all
-    replaced at once; those that are not `staggered` start at 0. All draws come from one generator. A checkpoint holds
-    the whole pool.
+    replaced at once; those that are not `staggered` start at 0. All draws come from one generator. The first networks
+    are the same on every device; on a GPU a replacement is drawn there, in place. A checkpoint holds the whole pool.
     """
 
     def __init__(
@@ -38,15 +40,15 @@ class Pool:
         self.updates, self.lr, self.device = updates, lr, device
         self.generator = torch.Generator().manual_seed(seed)
         self.counters = [updates // size * index if staggered else 0 for index in range(size)]
-        self.models = [self._fresh() for _ in range(size)]
+        self.models = [self._built(self._seed()) for _ in range(size)]
         self.optimizers = [self._optimizer(model) for model in self.models]
         self.current = 0
 
     def _seed(self) -> int:
         return int(torch.randint(2**31, (), generator=self.generator))
 
-    def _fresh(self) -> nn.Module:
-        model: nn.Module = self.network.build(self.shape, self.classes, self._seed()).to(self.device)
+    def _built(self, seed: int) -> nn.Module:
+        model: nn.Module = self.network.build(self.shape, self.classes, seed).to(self.device)
         return model.eval()
 
     def _optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -74,7 +76,12 @@ class Pool:
             self._replace(index)
 
     def _replace(self, index: int) -> None:
-        self.models[index] = self._fresh()
+        model, seed = self.models[index], self._seed()
+        if self.device != "cpu" and isinstance(model, ConvNet | SeparableNet):
+            # Drawn where it is, by a generator of the device: building it on the host and copying it would stop both.
+            model.draw(torch.Generator(self.device).manual_seed(seed))
+        else:
+            self.models[index] = self._built(seed)
         self.optimizers[index] = self._optimizer(self.models[index])
         self.counters[index] = 0
 

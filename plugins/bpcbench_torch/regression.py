@@ -11,7 +11,7 @@ from bpcbench.api import Context, Network
 from bpcbench.records import Coreset
 from bpcbench_torch.strategy import strategy
 from bpcbench_torch.targets import centred_targets
-from bpcbench_torch.training import loss_for, relative_weights
+from bpcbench_torch.training import features_in, loss_for, relative_weights
 
 
 def tensors(coreset: Coreset, label_scale: float, device: str) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def regress(
     """Return a new network after `steps` Adam steps on 0.5 * mean ||f(x) - y||^2, in evaluation mode.
 
     The mean is weighted if the coreset has weights. Every step uses `rows` random images if the coreset has more.
-    `rate` maps a step to its learning rate, `eps` is Adam's.
+    `rate` maps a step to its learning rate, `eps` is Adam's. Precision `bf16` runs forward passes under autocast.
     """
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
     images, targets = tensors(coreset, label_scale, ctx.device)
@@ -52,7 +52,9 @@ def regress(
             chosen = torch.randperm(len(x), generator=generator, device=x.device)[:rows]
             x, y, w = x[chosen], y[chosen], None if w is None else w[chosen]
         optimizer.param_groups[0]["lr"] = rate(step)
-        loss = loss_for("centred", model(augment(x, generator, chooser=chooser)), y, w)
+        with features_in(ctx.precision, x.device):
+            outputs = model(augment(x, generator, chooser=chooser))
+        loss = loss_for("centred", outputs.float(), y, w)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

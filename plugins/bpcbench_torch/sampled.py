@@ -19,6 +19,7 @@ from bpcbench_torch.potential import Batch, CoresetPotential, Prior
 from bpcbench_torch.samplers import Sampler
 from bpcbench_torch.strategy import strategy
 from bpcbench_torch.training import relative_weights
+from bpcbench_torch.transfer import on_device
 
 _CHUNK = 250
 """Images per forward pass."""
@@ -188,7 +189,7 @@ class _Chooser:
     def __call__(self) -> Batch:
         images, *others = self.batch
         if self.size < len(images):
-            rows = torch.randperm(len(images), generator=self.rows)[: self.size].to(images.device)
+            rows = on_device(torch.randperm(len(images), generator=self.rows)[: self.size], images.device)
             images, *others = (part[rows] for part in self.batch)
         return self.augment(images, self.pixels, chooser=self.rows), *others
 

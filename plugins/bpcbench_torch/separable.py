@@ -35,12 +35,17 @@ class SeparableNet(nn.Module):
             self.body = body()
             self.head = nn.Linear(feature_size, classes)
         self.to_empty(device="cpu")
+        self.init: Init = init
+        self.draw(generator)
+        self.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw new weights in place by a generator of their device; normalisations start anew."""
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
-                initialise(layer, init, generator)
+                initialise(layer, self.init, generator)
             elif isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
                 layer.reset_parameters()
-        self.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
 
     def features(self, x: Tensor) -> Tensor:
         """Return the input of the head, (n, feature_size)."""

@@ -11,9 +11,15 @@ from torch import Tensor, nn
 
 from bpcbench.api import Context
 from bpcbench.records import Convention, Coreset
+from bpcbench_torch.transfer import on_device
 
 _AUTOCAST = {"float32": None, "bf16": torch.bfloat16}
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def features_in(precision: str, device: str | torch.device) -> torch.autocast:
+    """Return the context of a network's passes: `bf16` computes them under autocast, and results are cast back."""
+    return torch.autocast(torch.device(device).type, _AUTOCAST[precision], enabled=_AUTOCAST[precision] is not None)
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,11 @@ def train(model: nn.Module, coreset: Coreset, schedule: Schedule, ctx: Context, 
             if step % batches == 0:
                 order.copy_(torch.randperm(len(order), generator=generator))
             start = step % batches * schedule.batch_size
-            rows = order[start : start + schedule.batch_size].to(ctx.device)
+            rows = on_device(order[start : start + schedule.batch_size], ctx.device)
             x, y, w = images[rows], targets[rows], None if weights is None else weights[rows]
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step)
-        with torch.autocast(images.device.type, _AUTOCAST[ctx.precision], enabled=ctx.precision != "float32"):
+        with features_in(ctx.precision, images.device):
             outputs = model(x)
         loss = loss_for(coreset.convention, outputs.float(), y, w)
         optimizer.zero_grad(set_to_none=True)
@@ -108,13 +114,15 @@ def settle_statistics(model: nn.Module, images: Tensor, batch_size: int, generat
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # torch: a cumulative average
     model.train()
     parts = [torch.arange(len(images))]
     if len(images) > batch_size:
         # Shuffled, because batches of one class each would miss the variance between classes.
         parts = list(torch.randperm(len(images), generator=generator).tensor_split(-(-len(images) // batch_size)))
-    for rows in parts:
-        model(images[rows.to(images.device)])
+    for index, rows in enumerate(parts):
+        for norm in norms:
+            # The weight of a cumulative average; torch's own, momentum None, reads its counter from the device.
+            norm.momentum = 1.0 / (index + 1)
+        model(images[on_device(rows, images.device)])
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

@@ -13,7 +13,7 @@ from bpcbench.records import Array, Arrays, Coreset, Predicted
 from bpcbench_torch.peak import peak_allocation
 from bpcbench_torch.predictive import load_arrays, state_arrays
 from bpcbench_torch.regression import regress, tensors
-from bpcbench_torch.training import settle_statistics
+from bpcbench_torch.training import features_in, settle_statistics
 from bpcbench_vbpc import naive, posterior
 from bpcbench_vbpc.inference import VariationalInference
 from bpcbench_vbpc.likelihood import mean_field_log_probs, monte_carlo_log_probs
@@ -27,8 +27,15 @@ BMA_MEMORY = "cost/BMA MB"
 class VariationalPredictive(Predictive):
     """The predictive of a trained network whose last layer has the posterior `q`; stores n^ h + 2 n^^2 numbers."""
 
-    def __init__(self, inference: VariationalInference, model: nn.Module, q: posterior.Posterior, seed: int) -> None:
-        self.inference, self.model, self.q, self.seed = inference, model.eval(), q, seed
+    def __init__(
+        self,
+        inference: VariationalInference,
+        model: nn.Module,
+        q: posterior.Posterior,
+        seed: int,
+        precision: str = "float32",
+    ) -> None:
+        self.inference, self.model, self.q, self.seed, self.precision = inference, model.eval(), q, seed, precision
         self.device = next(model.parameters()).device
 
     @torch.inference_mode()
@@ -49,7 +56,7 @@ class VariationalPredictive(Predictive):
         return self.predict(images).log_probs
 
     def _logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        return self.q.predict(self.model.features(images.to(self.device)))  # type: ignore[operator]
+        return self.q.predict(_features(self.model, images.to(self.device), self.precision))
 
     def full(self) -> tuple[Array, Array]:
         """Return the posterior: the means m*, (h, k), and the covariance V*, (h, h), shared by all classes."""
@@ -99,7 +106,7 @@ def _predictive(
     ctx: Context,
 ) -> VariationalPredictive:
     model.eval()
-    features = torch.cat([model.features(part) for part in images.split(_CHUNK)])  # type: ignore[operator]
+    features = torch.cat([_features(model, part, ctx.precision) for part in images.split(_CHUNK)])
     rows = float(len(images))
     if coreset.weights is not None:
         # A row of weight w is w rows: the sums over rows of the closed form see each times the square root of w.
@@ -116,4 +123,11 @@ def _predictive(
     q = closed_form(features, targets, rho, gamma, beta_s)
     if not math.isfinite(float(q.kl())):
         raise ValueError("the posterior of the last layer is not finite: the coreset or the network has diverged")
-    return VariationalPredictive(inference, model, q, ctx.seed)
+    return VariationalPredictive(inference, model, q, ctx.seed, ctx.precision)
+
+
+def _features(model: nn.Module, images: Tensor, precision: str) -> Tensor:
+    """Return features as float32, for the closed form; `bf16` computes them under autocast."""
+    with features_in(precision, images.device):
+        features: Tensor = model.features(images)  # type: ignore[operator]
+    return features.float()

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from bpcbench.running.device import gpu_count, peak_memory, resolve_device, usable_cpus
+from bpcbench.running.device import peak_memory, resolve_device, usable_cpus
+from bpcbench.running.gpus import visible_gpus
 from bpcbench.store import provenance
 
 
@@ -39,7 +40,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_machine_is_described_without_linux(elsewhere: None) -> None:
     assert usable_cpus() == os.cpu_count()
     assert peak_memory() is None
-    assert gpu_count() == 0
+    assert visible_gpus() == ()
     described = provenance.machine()
     assert described["processor"] == (platform.processor() or platform.machine()) != ""
     assert (described["cpus"], described["system"]) == (os.cpu_count(), platform.platform())

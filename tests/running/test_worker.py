@@ -127,7 +127,7 @@ def test_tasks_share_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     """Each sees one GPU; one that finds no room waits until a share is free, others that need none do not."""
     monkeypatch.setattr("bpcbench.running.local.Worker", FakeWorker)
     monkeypatch.setattr(FakeWorker, "sent", [])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr("bpcbench.running.gpus.visible_gpus", lambda: ("3", "5"))
     pool = Local(jobs=9).open(RunInfo(store=tmp_path, run="r"))
 
     def submit(gpus: float) -> bool:

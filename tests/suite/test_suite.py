@@ -165,12 +165,12 @@ def test_one_number_of_seeds_is_for_both_axes(registry: Registry, write_suite: W
 
 
 def test_overrides_win_over_the_suite_which_wins_over_what_it_extends(registry: Registry, write_suite: Write) -> None:
-    write_suite("name: base\nthreads: 1\ndevice: cpu\nprecision: base\ndescription: base\n", "base.yaml")
-    write_suite("extends: base.yaml\nname: middle\nthreads: 2\ndevice: mps\nprecision: middle\n", "middle.yaml")
-    write_suite("precision: second\ndevice: cuda\n", "second.yaml")
+    write_suite("name: base\nthreads: 1\ndevice: cpu\nprecision: bf16\ndescription: base\n", "base.yaml")
+    write_suite("extends: base.yaml\nname: middle\nthreads: 2\ndevice: mps\nprecision: tf32\n", "middle.yaml")
+    write_suite("precision: float32\ndevice: cuda\n", "second.yaml")
     top = write_suite(SMALL + "extends: [middle.yaml, ./second.yaml]\ndevice: xpu\n", "top.yaml")
     suite = load(registry, top, ["device=cuda:1", "device=cuda:2"])
-    assert (suite.description, suite.threads, suite.precision, suite.device) == ("base", 2, "second", "cuda:2")
+    assert (suite.description, suite.threads, suite.precision, suite.device) == ("base", 2, "float32", "cuda:2")
     assert suite.name == "top"  # a name is not inherited
     assert load(registry, top).device == "xpu"
 
