@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from bpcbench.running.device import gpu_count, missing_device
+from bpcbench.running.gpus import visible_gpus
 
 _SECONDS = 20.0
 
@@ -18,7 +18,7 @@ def device_memory(wanted: str) -> tuple[float, str] | None:
 
     `auto` is the smallest GPU where stages would find one, else the machine's memory.
     """
-    if wanted.startswith("cuda") or (wanted == "auto" and gpu_count() and not missing_device("cuda", thorough=False)):
+    if wanted.startswith("cuda") or (wanted == "auto" and visible_gpus()):
         sizes = _gpus()
         return (min(sizes), "the GPU") if sizes else None
     return _machine() if wanted in ("auto", "cpu") else None

@@ -62,11 +62,11 @@ def check_device(prepared: Prepared, *, inline: bool = False, thorough: bool = T
 
     device = prepared.plan.suite.device
     engine = choose_engine(prepared.plan.suite.engine, inline=inline)
-    if isinstance(engine, Local) and (problem := impossible(device, engine.gpus)):
-        raise UserError(problem)
     here = isinstance(engine, Local | Inline)
     if here and prepared.plan.to_do() and (reason := missing_device(device, thorough=thorough)):
         raise UserError(f"device {device!r} is not available on this machine: {reason}; `auto` uses what there is")
+    if isinstance(engine, Local) and prepared.plan.to_do() and (problem := impossible(device, engine.gpus)):
+        raise UserError(problem)
 
 
 def execute(
