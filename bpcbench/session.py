@@ -306,11 +306,13 @@ class Session:
 
     def opened(self, prepared: Prepared) -> View:
         """Return a view of what was just run."""
+        from bpcbench.errors import Unfinished
         from bpcbench.reporting.view import View
         from bpcbench.store.invocations import find_invocation
 
         store = self.store
-        assert store is not None
+        if store is None:
+            raise Unfinished(f"the store {self.out} was removed while it was used")
         name, purposes = prepared.plan.suite.name, (prepared.purpose,)
         return View(store, find_invocation(store, name, request=prepared.request, exact=True, purposes=purposes))
 

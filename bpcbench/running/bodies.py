@@ -87,7 +87,7 @@ def attempt(task: Task, started: Started | None = None, store: Store | None = No
     if task.kind == "examination":
         answer(task)
         return Outcome(task.id, "done", time.monotonic() - begin)
-    store = store or Store.open(task.store)
+    store = store or _opened(task)
     try:
         stage = stage_from_json(task.kind, task.body_version, task.key, dict(task.stage))
     except ValueError as error:
@@ -139,11 +139,18 @@ def _lease(store: Store, task: Task) -> Iterator[Lease | None]:
         lease.release()
 
 
+def _opened(task: Task) -> Store:
+    """Return the task's store, which whoever made the task has created."""
+    store = Store.open(task.store, create=False)
+    store.require()
+    return store
+
+
 def execute(task: Task, started: Started | None = None) -> Outcome:
     """Make what a task asks for, in this process; whatever goes wrong is an outcome, not an exception."""
     begin = time.monotonic()
     try:
-        store = Store.open(task.store)
+        store = _opened(task)
     except BpcbenchError as error:
         return Outcome(task.id, "failed", message=str(error))
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bpcbench.errors import StoreError
 from bpcbench.reading import parse_json, read_bounded
-from bpcbench.store.layout import MARKER, SCHEMA, STAGES
+from bpcbench.store.layout import MARKER, SCHEMA, SCRATCH, STAGES
 
 
 def schema_of(root: Path) -> int | None:
@@ -36,10 +36,15 @@ def schema_of(root: Path) -> int | None:
     return schema
 
 
+LEFT = {"logs", SCRATCH}
+"""What processes that outlive a store which was removed may put in its place."""
+
+
 def create(root: Path) -> None:
     """Make a folder a store; raise StoreError if it holds something else."""
     check_writable(root)
-    if root.exists() and any(root.iterdir()) and not (root / STAGES).exists():
+    others = {path.name for path in root.iterdir()} - LEFT if root.exists() else set()
+    if others and STAGES not in others:
         raise StoreError(f"{root} is not empty and not a bpcbench store; choose another folder with --out")
     try:
         (root / STAGES).mkdir(parents=True, exist_ok=True)

@@ -187,7 +187,7 @@ class Journal:
         self._written = time.monotonic()
         # A full disk must not end the run that the record is about.
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(exist_ok=True)  # not the manifest: a store that was removed stays so
             temporary = self.path.with_suffix(f".{os.getpid()}")
             folder.write_durably(temporary, (json.dumps(asdict(self.record), indent=1) + "\n").encode())
             temporary.replace(self.path)

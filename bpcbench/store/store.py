@@ -77,6 +77,11 @@ class Store:
             create_store(root)
         return cls(root, read_only=read_only)
 
+    def require(self) -> None:
+        """Raise StoreError if the store was removed while it was used: what follows it must not look like a store."""
+        if not (self.root / layout.MARKER).exists():
+            raise StoreError(f"the store {self.root} was removed while it was used")
+
     def path(self, address: Address) -> Path:
         """Return the folder of an address, committed or not."""
         return layout.member_path(self.root, address)
@@ -216,6 +221,7 @@ class Store:
     @contextlib.contextmanager
     def _temporary(self, address: Address) -> Iterator[Path]:
         self._writable(self.path(address).parent)
+        self.require()
         temporary = folder.temporary(self._writable(self.root / SCRATCH / "commit"))
         try:
             yield temporary

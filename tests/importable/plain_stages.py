@@ -12,6 +12,9 @@ from bpcbench.planning.stages import Stage
 from bpcbench.records import Resources
 from bpcbench.store.address import Address, digest
 
+MADE = {"coreset": {"bytes": 0, "classes": 2, "convention": "class"}}
+"""What the stage.json of a coreset says at least."""
+
 
 def key_of(name: str) -> str:
     """Return the key of the stage with that name."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from plain_stages import planned
+from plain_stages import MADE, planned
 
 from bpcbench.errors import EngineError
 from bpcbench.planning.planner import PlannedStage
@@ -153,7 +153,7 @@ def test_an_end_without_a_status_is_looked_up(make: Make) -> None:
             ended = Ended(task.attempt, "failed", "of its own", 3.0, ("a note",))
             task.outcome_file.write_text(json.dumps(ended.to_json()))
         if task.label == "store":
-            Store.open(task.store).commit(planned("store").stage.addresses[0], {}, {})
+            Store.open(task.store).commit(planned("store").stage.addresses[0], MADE, {})
         return [Ended(task.attempt)]
 
     scene = make(silent, planned("file"), planned("store"), planned("nothing"))
@@ -181,7 +181,7 @@ def test_only_a_lost_worker_is_replaced(make: Make) -> None:
 
 def test_a_worker_that_was_lost_after_its_commit_has_done_its_work(make: Make) -> None:
     def commits(task: Task) -> list[Event]:
-        Store.open(task.store).commit(planned("a").stage.addresses[0], {}, {})
+        Store.open(task.store).commit(planned("a").stage.addresses[0], MADE, {})
         return [Ended(task.attempt, "failed", "gone", lost=True)]
 
     scene = make(commits)
@@ -204,7 +204,7 @@ def test_a_busy_stage_is_tried_again_ever_later(make: Make, monkeypatch: pytest.
 
 def test_what_another_process_has_made_meanwhile_is_not_submitted_again(make: Make) -> None:
     def busy(task: Task) -> list[Event]:
-        Store.open(task.store).commit(planned("a").stage.addresses[0], {}, {})
+        Store.open(task.store).commit(planned("a").stage.addresses[0], MADE, {})
         return [Ended(task.attempt, "busy")]
 
     scene = make(busy)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_stages import planned
+from plain_stages import MADE, planned
 from toy_runs import Toy, until
 
 from bpcbench.running import bodies
@@ -59,7 +59,7 @@ def test_a_rival_that_was_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise FileNotFoundError("gone")
 
     def beaten_by_a_rival(attempt: Any) -> None:
-        Store.open(store.root).commit(chosen.stage.addresses[0], {}, {})
+        Store.open(store.root).commit(chosen.stage.addresses[0], MADE, {})
         raise FileNotFoundError("gone")
 
     for body, status in ((beaten, "failed"), (beaten_by_a_rival, "done")):
