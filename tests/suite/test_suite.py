@@ -131,6 +131,7 @@ def test_all_keys(registry: Registry, write_suite: Write) -> None:
     tasks: {steps: 2, orders: [3, natural]}
     threads: 2
     precision: bf16
+    deterministic: true
     device: cpu
     timeout: 1.5h
     engine: {plugin: inline}
