@@ -57,7 +57,7 @@ class MethodConformance(PluginConformance):
         if self.plugin.uses_ipc and (rows := self.plugin.rows_per_class(self.ipc)) is not None:
             counts = np.bincount(coreset.class_ids, minlength=coreset.classes).tolist()
             assert counts == [rows] * coreset.classes, (
-                f"images per class {counts}, expected were {rows} of each. A method that takes no notice of it "
+                f"images per class {counts}, asked for were {rows} of each. A method that takes no notice of it "
                 "says `uses_ipc = False`"
             )
 

@@ -170,7 +170,7 @@ def test_check_passes_what_is_right_and_says_what_it_could_not_tell(
 ) -> None:
     install(Broken)
     assert main(["check", "own-broken", "--learns"]) == 0
-    assert "6 passed, 0 failed, 1 skipped" in capsys.readouterr().out  # no other process can import a test
+    assert "7 passed, 0 failed, 1 skipped" in capsys.readouterr().out  # no other process can import a test
     assert main(["check", "own-broken", "how=loopless"]) == 0
     printed = capsys.readouterr().out
     assert "it has no loop of ctx.steps, so there is nothing to resume" in printed

@@ -76,6 +76,7 @@ def agree(method: PoolMethod, folder: Path) -> None:
             torch.testing.assert_close(found[name], value, rtol=1e-4, atol=atol, msg=name)
 
 
+@pytest.mark.campaign
 def test_compiled_is_eager_but_for_the_last_bits(tmp_path):
     agree(SHORT, tmp_path)
 
@@ -108,7 +109,7 @@ class TestCompiled(MethodConformance):
 
     plugin = SHORT
     interruptions = (5,)
-    test_valid = test_deterministic = None
+    test_valid = test_deterministic = test_absent_classes = None
 
 
 def test_results_without_compile_keep_their_keys():

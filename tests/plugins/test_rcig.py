@@ -38,15 +38,16 @@ QUICK = RCIG(
 
 
 class TestRCIG(MethodConformance):
-    plugin = replace(QUICK, inner_lr=1e-3, hvp_lr=0.1)
-    interruptions = (1, 5)
+    plugin = replace(QUICK, steps=5, network=ConvNN(width=2), batch=8, inner_lr=1e-3, hvp_lr=0.1)
+    interruptions = (3,)
 
 
 class TestRCIGVariants(MethodConformance):
     plugin = replace(
         QUICK,
         steps=4,
-        network=ConvBN(width=4),
+        network=ConvBN(width=2),
+        batch=8,
         beta=0.0,
         learn_labels=False,
         mirror="yes",
@@ -396,6 +397,7 @@ def test_senseless_options_are_refused(wrong):
         RCIG(**wrong)
 
 
+@pytest.mark.campaign
 def test_it_learns_on_digits(tmp_path):
     data = training_data(Digits(), Path(), holdout=True)
     plugin = Standardize()

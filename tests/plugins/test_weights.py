@@ -15,6 +15,7 @@ from bpcbench.records import Array, Coreset
 from bpcbench.registry.discovery import registry
 from bpcbench.testing import Scale, context, toy_coreset, toy_data, toy_inputs
 from bpcbench_distill.inference import RegressionInference
+from bpcbench_distill.rcig_inference import RCIGInference
 from bpcbench_evaluators.linear_posterior import Moments
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.inferences import Ensemble, NetworkInference
@@ -31,6 +32,7 @@ INFERENCES: dict[str, Inference] = {
     "ensemble": Ensemble(steps=10, members=2),
     "vi": VariationalInference(steps=10, augmentation="none"),
     "frepo": RegressionInference(steps=15, augmentation="none"),
+    "rcig": RCIGInference(steps=15, augmentation="none", loops="nominal", lr=3e-3, warmup=1),
     "sghmc": SGHMCInference(chains=2, samples=2, burn=3, thin=2),
     "hmc": HMCInference(chains=1, samples=2, burn=2, thin=1, leapfrog=3),
 }

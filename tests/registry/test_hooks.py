@@ -50,6 +50,7 @@ BPCBENCH_API = 1
 class ByMeans(bpcbench.Method):
     name = "by-means"
     resources = bpcbench.Resources()
+    uses_ipc = False
 
     def prerequisites(self, facts, ipc):
         return {"means": bpcbench.Need(bpcbench.Ref("class-means"))}

@@ -42,6 +42,7 @@ class TestExample(EngineConformance):
     plugin: ClassVar[Engine] = _example()
 
 
+@pytest.mark.campaign
 class TestDetached(EngineConformance):
     plugin: ClassVar[Engine] = Detached()
 

@@ -16,6 +16,7 @@ from bpcbench.errors import Stopped
 from bpcbench.planning.spec import Spec
 from bpcbench.records import PrerequisiteOutput
 from bpcbench.store import folder
+from bpcbench.testing.toys import InterruptedContext, StageContext
 from bpcbench_bpc.trajectories import Trajectories, expert_names
 from bpcbench_bpc.windows import Windows
 from bpcbench_torch.flat import FlatNetwork
@@ -83,7 +84,7 @@ def test_every_image_once_per_epoch(tmp_path):
     """90 images in batches of 32: the last 26 count too, so an epoch is three updates."""
     steps = []
 
-    class Counting(testing.StageContext):
+    class Counting(StageContext):
         def steps(self, total, **more):
             steps.append(total)
             return super().steps(total, **more)
@@ -104,7 +105,7 @@ def test_stride_and_float16(tmp_path):
 @pytest.mark.parametrize("after", [1, 4, 8])
 def test_a_partial_expert_is_resumed(tmp_path, after):
     reference = train(PLAN, tmp_path / "whole")
-    ctx = testing._Interrupted(seed=0, attempt=tmp_path / "half" / "first", after=after)
+    ctx = InterruptedContext(seed=0, attempt=tmp_path / "half" / "first", after=after)
     with contextlib.suppress(Stopped):
         PLAN.make(testing.toy_data(), testing.toy_inputs(), ctx, "000")
     resumed = train(PLAN, tmp_path / "half")
