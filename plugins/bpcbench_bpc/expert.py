@@ -12,7 +12,7 @@ from torch import Tensor
 from bpcbench.api import Context
 from bpcbench.records import Arrays, Data, Transform
 from bpcbench_bpc.trajectories import augmentation_for, snapshot_name
-from bpcbench_torch.batches import RESIDENT_BYTES
+from bpcbench_torch.batches import TrainingImages
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.strategy import strategy
 from bpcbench_torch.transfer import on_device
@@ -60,24 +60,20 @@ class _Epochs:
     """The training data in shuffled batches; unlike `Batches`, an epoch includes the last, smaller batch."""
 
     def __init__(self, data: Data, transform: Transform, size: int, ctx: Context) -> None:
-        self.images, self.transform, self.size, self.device = data.train.images, transform, size, ctx.device
+        self.size, self.device = size, ctx.device
         self.labels = torch.as_tensor(np.asarray(data.labels), dtype=torch.int64, device=ctx.device)
-        self.batches = -(-len(self.images) // size)
+        self.source = TrainingImages(data.train.images, transform, device=ctx.device)
+        self.batches = -(-len(self.labels) // size)
         self.generator = torch.Generator().manual_seed(ctx.seed)
-        self.order = torch.arange(len(self.images))
-        self.resident: Tensor | None = None
-        if 4 * self.images.size <= RESIDENT_BYTES:
-            self.resident = torch.as_tensor(transform.apply(self.images), device=ctx.device)
+        self.order = torch.arange(len(self.labels))
 
     def batch(self, position: int) -> tuple[Tensor, Tensor]:
         """Return a batch of the current epoch; position 0 starts a new epoch."""
         if position == 0:
             self.order.copy_(torch.randperm(len(self.order), generator=self.generator))
-        rows = self.order[position * self.size : (position + 1) * self.size].sort().values
-        there = on_device(rows, self.device)
-        labels = self.labels[there]
-        if self.resident is not None:
-            return self.resident[there], labels
-        return on_device(
-            torch.as_tensor(self.transform.apply(np.asarray(self.images[rows.numpy()]))), self.device
-        ), labels
+        rows = self._rows(position)
+        following = self._rows(position + 1) if position + 1 < self.batches else None
+        return self.source.take(rows, following), self.labels[on_device(rows, self.device)]
+
+    def _rows(self, position: int) -> Tensor:
+        return self.order[position * self.size : (position + 1) * self.size].sort().values

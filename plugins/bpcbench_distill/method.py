@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from bpcbench.api import Context, Network, option
-from bpcbench.records import Coreset, Data, Facts, Inputs, Native, Recipe, Ref, Split
+from bpcbench.records import Coreset, Data, Facts, Inputs, Native, Recipe, Ref
 from bpcbench.sampling import per_class, stratified_holdout
 from bpcbench_torch.networks import without_batch_norm
 from bpcbench_torch.pool_method import PoolMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_HELD = 5000
+"""Held-out images that are preprocessed at a time."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +91,20 @@ class FRePo(PoolMethod):
         from bpcbench_torch.distillation import distil
 
         _, held = stratified_holdout(data.labels, self.temperature_share, seed=1)
-        source = None
+        kept = None
         if self.temperature_on == "held-out":
             # The initial images come from all training data, so that all methods share them.
             held = np.setdiff1d(held, per_class(data.labels, ipc, self.initial_seed(ctx.seed)))
             kept = np.setdiff1d(np.arange(len(data.train)), held)
-            source = replace(data, train=Split(data.train.images[kept], data.labels[kept]))
-        coreset = distil(self, data, ipc, inputs, ctx, source=source)
+        coreset = distil(self, data, ipc, inputs, ctx, rows=kept)
         judge = RegressionInference(steps=self.evaluation_steps, lr=self.evaluation_lr)
         trained = fit(judge, coreset, self.evaluation_network(), ctx)
-        outputs = trained.outputs(inputs.transform.apply(data.train.images[held])).cpu().numpy()
+        outputs = np.concatenate(
+            [
+                trained.outputs(inputs.transform.apply(np.asarray(data.train.images[part]))).cpu().numpy()
+                for part in np.array_split(held, -(-len(held) // _HELD))
+            ]
+        )
         temperature = fit_temperature(outputs, data.labels[held])
         return replace(coreset, recipe=Recipe(scalars={**coreset.recipe.scalars, "temperature": temperature}))
 

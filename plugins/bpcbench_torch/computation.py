@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from bpcbench.api import Context
 from bpcbench.errors import UserError
@@ -33,15 +34,25 @@ class Computation:
     def constant(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return features without gradients; `bf16` computes them under autocast."""
         with torch.autocast(self.device, torch.bfloat16, enabled=self.bf16):
-            return self._features(model, images).float()
+            parts = [images] if self.method.chunk is None else images.split(self.method.chunk)
+            found = [self._features(model, part).float() for part in parts]
+            return found[0] if len(found) == 1 else torch.cat(found)
 
     def outer(self, model: nn.Module, rows: Tensor, targets: Tensor, real: Tensor, labels: Tensor) -> State:
         """Return `loss` and further logged values of coreset rows against the features of a real batch."""
-        return self.method.outer(self._features(model, rows), targets, real, labels, self.n)
+        return self.method.outer(self._checkpointed(model, rows), targets, real, labels, self.n)
 
     def pool_loss(self, model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of a pool update; `model` is in training mode."""
         return self.method.pool_loss(model, images, targets)
+
+    def _checkpointed(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return features; with `chunk` part by part, each part's activations recomputed for its gradient."""
+        chunk = self.method.chunk
+        if chunk is None or len(images) <= chunk:
+            return self._features(model, images)
+        parts = [checkpoint(self._features, model, part, use_reentrant=False) for part in images.split(chunk)]
+        return torch.cat(parts)
 
     def _features(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return features without updating the network's running statistics."""

@@ -70,6 +70,9 @@ class PoolMethod(Method):
     augment_real: bool = option(True, "augment real batches as well", absent=True)
     augment_pool: bool = option(True, "augment the coreset in pool updates as well")
     statistics: Literal["running", "batch"] = option("running", "BatchNorm statistics used for features")
+    chunk: int | None = option(
+        None, "images whose activations are in memory at a time, recomputed for the gradient; none: all", absent=None
+    )
     compile: bool = option(False, "compile the step with torch.compile; results differ in the last bits", absent=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +83,10 @@ class PoolMethod(Method):
         for name in ("lr", "pool_lr", "label_scale"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {self.chunk}")
+        if self.chunk is not None and (self.compile or self.statistics == "batch"):
+            raise ValueError("chunk needs `statistics: running`, and cannot be combined with `compile`")
         if self.init_seed is not None and self.init_seed < 0:
             raise ValueError(f"init_seed must not be negative, got {self.init_seed}")
         strategy(self.augmentation, 1)
@@ -116,10 +123,15 @@ class PoolMethod(Method):
         augmented = self.augmentation_used() != "none"
         held = ADAM * these.rows * (pixels + these.classes) + self.pool * ADAM * these.parameters
         batch = min(self.batch, facts.sizes["train"])
-        features = batch * (pixels * (1 + AUGMENTED * (augmented and self.augment_real)) + one.forward)
+        part, forwarded = min(rows, self.chunk or rows), min(batch, self.chunk or batch)
+        features = batch * pixels * (1 + AUGMENTED * (augmented and self.augment_real)) + forwarded * one.forward
+        if self.chunk:
+            features += 2 * batch * one.features
         copies = rows * pixels * (2 * augmented + (rows > these.rows))
         given = batch * (pixels + one.features)
-        outer = given + copies + rows * max(one.gradient, one.kept) + self.loss_numbers(rows, batch, these)
+        outer = given + copies + part * max(one.gradient, one.kept) + self.loss_numbers(rows, batch, these)
+        if self.chunk:
+            outer += rows * (one.features + pixels)
         update = trained(these, min(these.rows, self.pool_rows), augmented=augmented and self.augment_pool)
         update += given + these.parameters
         return FLOAT * (held + max(features, outer, update)) + resident(facts)

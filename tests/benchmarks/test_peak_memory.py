@@ -46,6 +46,7 @@ METHODS = {
     "vbpc, matrices": (VBPC(**POOL, network=replace(BN, width=4, depth=2), batch=64, augmentation="none"), 60),
     "vbpc, conv-first": (VBPC(**POOL, network=DEEP, batch=64, augmentation="none"), 10),
     "vbpc, naive": (VBPC(**POOL, network=replace(BN, depth=2), batch=64, naive=True), 2),
+    "vbpc, chunks": (VBPC(**POOL, network=BN, batch=64, augmentation="none", pool_rows=20, chunk=20), 20),
     "frepo": (FRePo(**POOL, network=BN, batch=64, temperature_share=0), 5),
     "rcig": (RCIG(**LINEAR, network=ConvNN(width=16), batch=64), 5),
     "rcig, through the network": (RCIG(**LINEAR, network=ConvNN(width=32), batch=64, mirror="no"), 10),

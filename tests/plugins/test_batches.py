@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from bpcbench.records import Data, Facts, Split
-from bpcbench.testing import toy_data, toy_inputs
-from bpcbench_torch.batches import Batches
+from bpcbench.api import Preprocessing
+from bpcbench.records import Data, Facts, Split, Transform
+from bpcbench.testing import context, toy_data, toy_inputs
+from bpcbench_torch.batches import Batches, Place
+from bpcbench_torch.preprocessing import Constants, Standardize
+from bpcbench_torch.zca import ZCA
 
 
 def batches(data: Data, size: int, **more: int) -> Batches:
@@ -130,3 +134,85 @@ def test_data_larger_than_memory_stream_from_a_memory_map(tmp_path: Path) -> Non
     assert found["made"] < 5
     # Reading ahead around every row would take seconds.
     assert found["each"] < 0.5
+
+
+PLUGINS = {"standardize": Standardize(), "zca": ZCA(), "blocks": ZCA(block=4), "constants": Constants()}
+
+
+def stored(folder: Path, plugin: Preprocessing) -> tuple[Data, Transform]:
+    """Colour images in a memory map, and their fitted preprocessing."""
+    images = np.random.default_rng(0).integers(0, 256, (90, 3, 8, 8), np.uint8)
+    np.save(folder / "images.npy", images)
+    facts = Facts(shape=(3, 8, 8), classes=3, sizes={"train": 90})
+    data = Data(facts, Split(np.load(folder / "images.npy", mmap_mode="r"), np.arange(90) % 3))
+    return data, Transform(plugin, plugin.fit(data, context(folder / "fit")))
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_numbers_do_not_depend_on_where_the_images_are(name: str, tmp_path: Path) -> None:
+    data, transform = stored(tmp_path, PLUGINS[name])
+    streams: dict[Place, Batches] = {
+        place: Batches(data, transform, size=20, seed=3, device="cpu", place=place)
+        for place in ("whole", "bytes", "stream", "mapped")
+    }
+    for _ in range(9):
+        found = {place: stream.next() for place, stream in streams.items()}
+        images, labels = found["mapped"]
+        for place in ("bytes", "stream"):
+            exact = name in ("standardize", "constants")
+            torch.testing.assert_close(found[place][0], images, rtol=0, atol=0 if exact else 1e-5)
+            assert torch.equal(found[place][1], labels)
+        assert torch.equal(found["bytes"][0], found["stream"][0])
+        whole, its_labels = found["whole"]
+        order, its_order = (batch.flatten(1).sum(1).double().argsort() for batch in (images, whole))
+        torch.testing.assert_close(whole[its_order], images[order], rtol=0, atol=1e-5)
+        assert torch.equal(its_labels[its_order], labels[order])
+
+
+def test_reading_ahead_is_no_part_of_the_state(tmp_path: Path) -> None:
+    data, transform = stored(tmp_path, Standardize())
+    stream, other = (Batches(data, transform, size=20, seed=3, device="cpu", place="stream") for _ in range(2))
+    for _ in range(3):
+        stream.next()
+    other.load_state_dict(stream.state_dict())
+    for _ in range(6):
+        (a, labels_a), (b, labels_b) = stream.next(), other.next()
+        assert torch.equal(a, b)
+        assert torch.equal(labels_a, labels_b)
+
+
+class Counted(np.ndarray):
+    """A memory map that counts the rows that are read from it."""
+
+    read = 0
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        found = super().__getitem__(index)
+        if isinstance(index, np.ndarray):
+            Counted.read = max(Counted.read, len(index))
+        return found
+
+
+@pytest.mark.parametrize("place", ["bytes", "stream", "mapped"])
+def test_a_part_of_the_rows_is_never_read_as_a_whole(place: Place) -> None:
+    data = numbered(20_000)
+    images = data.train.images.view(Counted)
+    kept = np.arange(1, 20_000)
+    Counted.read = 0
+    stream = Batches(
+        replace(data, train=Split(images, data.labels)),
+        Transform(Constants(), {"mean": np.zeros(1), "std": np.ones(1)}),
+        size=100,
+        seed=0,
+        device="cpu",
+        rows=kept,
+        place=place,
+    )
+    seen = torch.cat([stream.next()[1] for _ in range(100)])
+    assert int(seen.min()) >= 1
+    assert 0 < Counted.read <= 4096
+
+
+def test_what_is_not_known_to_run_on_a_device_is_said() -> None:
+    with pytest.raises(ValueError, match="scale is not known to run on a device"):
+        Batches(toy_data(), toy_inputs().transform, size=4, seed=0, device="cpu", place="bytes")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bpcbench.errors import UserError
 from bpcbench.planning.spec import Spec
+from bpcbench.records import Facts
 from bpcbench.testing import MethodConformance, context, toy_data, toy_inputs
 from bpcbench_distill.method import FRePo
 from bpcbench_torch import computation
@@ -147,3 +148,29 @@ def test_workers_compile(write_suite, tmp_path):
     command += ["--out", str(tmp_path / "out"), "--jobs", "1", "--no-mlflow"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("method", [VBPC(network=SMALL), FRePo(network=SMALL)], ids=["vbpc", "frepo"])
+def test_chunks_give_the_same_gradients(method: PoolMethod, tmp_path: Path) -> None:
+    """Features and their gradients come part by part, their sums in another order."""
+    ctx = context(tmp_path)
+    whole, parts = (computed(Computation(replace(method, chunk=chunk), 90, ctx), 3) for chunk in (None, 4))
+    assert whole.keys() == parts.keys()
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_chunks_are_an_option_that_old_results_do_not_have() -> None:
+    assert "chunk" not in Spec.of(VBPC(network=SMALL)).options
+    assert Spec.of(VBPC(network=SMALL, chunk=100)).options["chunk"] == 100
+    for wrong in ({"chunk": 0}, {"chunk": 4, "compile": True}, {"chunk": 4, "statistics": "batch"}):
+        with pytest.raises(ValueError, match="chunk"):
+            VBPC(**wrong)
+
+
+def test_chunks_bound_the_predicted_memory() -> None:
+    """CIFAR-100 at 50 images per class, ImageNet at 64 px with two: 5,000 and 2,000 rows."""
+    for shape, classes, ipc in (((3, 32, 32), 100, 50), ((3, 64, 64), 1000, 2)):
+        facts = Facts(shape=shape, classes=classes, sizes={"train": 10_000})
+        whole, parts = (VBPC(network=ConvBN(), chunk=chunk).peak_bytes(facts, ipc) for chunk in (None, 250))
+        assert parts < whole / 2
