@@ -96,7 +96,7 @@ class FRePo(PoolMethod):
             # The initial images come from all training data, so that all methods share them.
             held = np.setdiff1d(held, per_class(data.labels, ipc, self.initial_seed(ctx.seed)))
             kept = np.setdiff1d(np.arange(len(data.train)), held)
-        coreset = distil(self, data, ipc, inputs, ctx, rows=kept)
+        coreset = distil(self, data, ipc, inputs, ctx, real_rows=kept)
         judge = RegressionInference(steps=self.evaluation_steps, lr=self.evaluation_lr)
         trained = fit(judge, coreset, self.evaluation_network(), ctx)
         outputs = np.concatenate(

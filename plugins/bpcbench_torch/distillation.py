@@ -63,11 +63,11 @@ def cosine(step: int, total: int, final: float) -> float:
 
 @freed_memory_kept()
 def distil(
-    method: PoolMethod, data: Data, ipc: int, inputs: Inputs, ctx: Context, *, rows: Array | None = None
+    method: PoolMethod, data: Data, ipc: int, inputs: Inputs, ctx: Context, *, real_rows: Array | None = None
 ) -> Coreset:
     """Run the outer loop of a method and return its last iterate.
 
-    The initial images come from `data`, so that all methods share them; real batches come from `rows` of them if given.
+    The initial images come from all of `data`, so that methods share them; real batches from `real_rows` of it if given.
     """
     count = data.facts.classes
     start, classes = initial_images(method, data, ipc, inputs, ctx.seed)
@@ -88,7 +88,7 @@ def distil(
         seed=ctx.seed,
         device=ctx.device,
     )
-    batches = Batches(data, inputs.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device, rows=rows)
+    batches = Batches(data, inputs.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device, rows=real_rows)
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed + 2)
     # A separate CPU generator: the drawn operation decides what is launched, and must not wait for the device.
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
