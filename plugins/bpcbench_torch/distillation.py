@@ -67,7 +67,7 @@ def distil(
 ) -> Coreset:
     """Run the outer loop of a method and return its last iterate.
 
-    The initial images come from all of `data`, so that methods share them; real batches from `real_rows` of it if given.
+    The initial images come from all of `data`, so methods share them; real batches from `real_rows` of it if given.
     """
     count = data.facts.classes
     start, classes = initial_images(method, data, ipc, inputs, ctx.seed)
