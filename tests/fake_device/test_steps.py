@@ -42,6 +42,7 @@ ONCE = {
     "expert.py:__init__": "training data and labels move to the device",
     "inferences.py:fit": "networks are drawn on the CPU, the same for every device",
     "method.py:distil": "FRePo fits its temperature at the end, on the CPU",
+    "method.py:<listcomp>": "the same: the outputs that the temperature is fitted to",
     "moving_average.py:load_state_dict": "a checkpoint that is resumed from",
     "pool.py:_built": "the first networks are drawn on the CPU, the same for every device",
     "pool.py:load_state_dict": "the pool of a checkpoint",

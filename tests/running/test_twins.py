@@ -18,6 +18,7 @@ from bpcbench.registry.discovery import LOCAL_VARIABLE, registry
 from bpcbench.running.engines import Inline
 from bpcbench.running.run import make_task
 from bpcbench.session import Session
+from bpcbench.store.store import Store
 from bpcbench.testing.engines import PROBES, Bench
 
 OPTIONS: dict[str, Any] = {"number": 1, "steps": 120}
@@ -44,7 +45,9 @@ def wait_for(condition: Any) -> None:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(LOCAL_VARIABLE, PROBES)
     registry.cache_clear()
-    yield Bench(tmp_path / "twins", Inline(), 5.0)
+    made = Bench(tmp_path / "twins", Inline(), 5.0)
+    Store.open(made.out)
+    yield made
     registry.cache_clear()
 
 

@@ -32,7 +32,7 @@ from bpcbench.store import folder
 from bpcbench.store.manifest import read_manifest
 from bpcbench.store.runs import read_runs
 
-SAMPLE = 30
+SAMPLE = 12
 FUZZ = int(os.environ.get("BPCBENCH_FUZZ", "250"))
 SUITE = """
 protocol: 1

@@ -123,7 +123,7 @@ CASES = {
     "tuned without trials": (good(t="tuned: {random: {}}"), 6, "tuned.random: expected a mapping with the number of"),
     "tuned otherwise": (good(t="tuned: {random: {trials: 2, trial: 3}}"), 6, "random.trial: unknown key 'trial'; did"),
     "empty evaluators": (good(e="evaluators:"), 6, "evaluators: missing: a list of names, or a mapping of labels to"),
-    "engine": (good(e="engine: slurm"), 6, "engine: unknown engine 'slurm' (allowed: inline, local"),
+    "engine": (good(e="engine: dusk"), 6, "engine: unknown engine 'dusk' (allowed: inline, local"),
     "engine's option": (good(e="engine: {plugin: local, job: 2}"), 6, "engine.job: unknown option of local 'job'; did"),
     "engine without plugin": (good(e="engine: {jobs: 2}"), 6, "expected an engine's name or a mapping with `plugin`"),
     "no such preprocessing": (
