@@ -18,6 +18,8 @@ from bpcbench.text import spell_bytes
 
 STRAYS = 10
 """So many things that do not belong where they lie are listed."""
+SLOW_IMPORT_SECONDS = 1.0
+"""A plugin that takes longer to import is named: every command that looks up a name waits for it."""
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -38,6 +40,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     for plugin in registry().plugins:
         broken |= bool(plugin.error)
         state = f"NOT LOADED: {plugin.error}" if plugin.error else f"ok, {len(plugin.classes)} plugin classes"
+        if plugin.seconds > SLOW_IMPORT_SECONDS:
+            state += f"; its import took {plugin.seconds:.1f} s, and delays every command"
         print(f"  {plugin.name:<14} {f'{plugin.distribution} {plugin.version}'.strip()}: {state}")
     data = data_root(arguments.data)
     print(f"data sets (looked for in {data})")

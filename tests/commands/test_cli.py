@@ -227,12 +227,12 @@ def test_doctor_names_what_it_finds(store):
 
 
 def test_doctor_and_lists_name_a_broken_plugin(tmp_path):
-    (tmp_path / "halfbaked.py").write_text("raise RuntimeError('not yet')\n")
+    (tmp_path / "halfbaked.py").write_text("import time\ntime.sleep(1.1)\nraise RuntimeError('not yet')\n")
     environment = {**os.environ, "PYTHONPATH": with_folder(tmp_path), "BPCBENCH_PLUGINS": "halfbaked"}
     command = [sys.executable, "-m", "bpcbench", "doctor", "--out", str(tmp_path / "none")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "NOT LOADED: RuntimeError: not yet" in done.stdout
+    assert "NOT LOADED: RuntimeError: not yet; its import took 1." in done.stdout
 
 
 def test_store_list_and_prune(store, tmp_path, capsys):
