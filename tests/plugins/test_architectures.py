@@ -533,6 +533,7 @@ def test_trajectory_methods_learn_through_it(
     assert np.abs(learned.images - start.images).max() > 0
 
 
+@pytest.mark.campaign
 @each_class
 def test_building_imports_only_what_is_preloaded(cls: type[Architecture]) -> None:
     code = (

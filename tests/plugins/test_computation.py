@@ -82,6 +82,7 @@ def test_compiled_is_eager_but_for_the_last_bits(tmp_path):
     agree(SHORT, tmp_path)
 
 
+@pytest.mark.campaign
 def test_frepo_and_batch_statistics_are_one_graph_as_well(monkeypatch, tmp_path):
     """Without generating code, which takes most of the time."""
     compiler = functools.partial(torch.compile, dynamic=False, fullgraph=True, backend="aot_eager")
@@ -102,6 +103,7 @@ def test_bf16_is_for_the_constant_features_only(tmp_path):
     assert torch.equal(rough["kl"], exact["kl"])
 
 
+@pytest.mark.campaign
 class TestCompiled(MethodConformance):
     """Interrupted and resumed by somebody who compiles anew, it ends with the same bits.
 
@@ -142,6 +144,7 @@ threads: 1
 """
 
 
+@pytest.mark.campaign
 def test_workers_compile(write_suite, tmp_path):
     """Workers are forked from a server that has torch loaded; `compile` is an option like any other there."""
     command = [sys.executable, "-m", "bpcbench", "run", write_suite(SUITE), "methods.vbpc.compile=true"]

@@ -31,6 +31,7 @@ print(len(new), *new[:20])
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "inference",
     [

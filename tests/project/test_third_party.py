@@ -88,6 +88,7 @@ def test_a_suite_that_names_the_broken_one_is_told(installed, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.campaign
 def test_its_own_conformance_tests_pass(installed):
     environment = {**os.environ, "PYTHONPATH": with_folder(installed)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLE / "tests")]

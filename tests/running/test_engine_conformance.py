@@ -38,6 +38,7 @@ class TestInline(EngineConformance):
     plugin: ClassVar[Engine] = Inline()
 
 
+@pytest.mark.campaign
 class TestExample(EngineConformance):
     plugin: ClassVar[Engine] = _example()
 

@@ -89,7 +89,8 @@ def _arrays(store: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("method", ["vbpc", pytest.param("frepo", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("method", ["vbpc", "frepo"])
 def test_killed_in_the_middle_it_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
     (tmp_path / "killed.yaml").write_text(SUITE.replace("METHOD", method))
     subprocess.run(_command(tmp_path, "whole"), env=_environment("60"), check=True, stdout=subprocess.DEVNULL)

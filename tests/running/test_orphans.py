@@ -26,6 +26,7 @@ def test_children_end_with_the_stage(toy: Toy) -> None:
     assert toy.all_gone(5.0), toy.processes()
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_children_end_with_the_run(toy: Toy, number: signal.Signals) -> None:
     toy.write("{toy-parent: {wait: 100}}")

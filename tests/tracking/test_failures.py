@@ -128,6 +128,7 @@ class _Answering(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("seconds", [0.0, 3.0], ids=["failing", "slow"])
 def test_a_server_that_fails_or_is_slow_costs_seconds_and_loses_nothing(
     seconds, tmp_path, monkeypatch, install, write_suite, capsys
@@ -158,6 +159,7 @@ def test_a_server_that_fails_or_is_slow_costs_seconds_and_loses_nothing(
     assert "4 cells added" in capsys.readouterr().out
 
 
+@pytest.mark.campaign
 def test_a_dripping_server_costs_seconds_and_loses_nothing(toy, dripping_server, monkeypatch, capsys):
     toy.write("[toy-loop]", "seeds: {distil: 1, evaluate: 2}")
     command = [sys.executable, "-m", "bpcbench", "run", str(toy.suite), "--out", str(toy.out), "--in-process"]

@@ -90,6 +90,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 
 @needs_proc
+@pytest.mark.campaign
 def test_the_interface_of_a_store_is_ended_with_all_its_helpers(store, tmp_path):
     port = free_port()
     command = [sys.executable, "-m", "bpcbench", "ui", "--out", str(store), "--port", str(port), "--no-browser"]
