@@ -30,7 +30,8 @@ def slurm_daemons() -> Iterator[slurm_cluster.Cluster]:
 
 @pytest.fixture
 def slurm(slurm_daemons: slurm_cluster.Cluster) -> Iterator[slurm_cluster.Cluster]:
-    """A cluster without jobs."""
+    """A cluster without jobs, all of whose nodes are up."""
+    slurm_daemons.empty()
     yield slurm_daemons
     slurm_daemons.empty()
 
