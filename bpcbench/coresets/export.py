@@ -193,5 +193,8 @@ def _plugin(name: str, options: Mapping[str, Any]) -> str:
 def _reference(description: Any) -> str:
     from bpcbench.planning.spec import Spec
 
-    spec = Spec.from_json(description)
+    try:
+        spec = Spec.from_json(description)
+    except ValueError as error:
+        raise UserError(f"the coreset's description is damaged: {error}") from None
     return _plugin(spec.name, spec.settings())
