@@ -87,8 +87,8 @@ class FRePo(PoolMethod):
             return super().distil(data, ipc, inputs, ctx)
         from bpcbench_distill.inference import RegressionInference
         from bpcbench_distill.predictive import fit
-        from bpcbench_distill.temperature import fit_temperature
         from bpcbench_torch.distillation import distil
+        from bpcbench_torch.temperature import fit_temperature
 
         _, held = stratified_holdout(data.labels, self.temperature_share, seed=1)
         kept = None

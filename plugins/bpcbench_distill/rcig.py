@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from bpcbench.api import Context, Method, Network, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs, Native, Ref
 from bpcbench_distill.rcig_inference import MIRROR_HELP, Mirror, mirrors
+from bpcbench_torch.growth import check_growth, grown
 from bpcbench_torch.memory import ADAM, FLOAT, resident, sizes, trained
 from bpcbench_torch.networks import ConvGN, ConvIN, ConvNetwork
 from bpcbench_torch.operations import STEP
@@ -53,6 +54,9 @@ class RCIG(Method):
 
     steps: int = option(10_000, "outer steps; the authors' code shows 15,000 for CIFAR-10 at ipc 1, 10,000 at ipc 10")
     batch: int = option(1024, "real images per step")
+    batch_start: int | None = option(
+        None, "real images per step at the start, doubled until `batch`; none: always `batch`", absent=None
+    )
     network: Network = refers("network", "conv-nn", "network of the pool, and of the native inference")
     beta: float = option(60.0, "softplus(beta x) / beta in place of ReLU while distilling; 0: ReLU (depth 4 and 5)")
     pool: int = option(30, "networks in the pool")
@@ -94,6 +98,7 @@ class RCIG(Method):
         for name in ("lr", "pool_lr", "inner_lr", "hvp_lr", "l2_rate", "label_scale"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        check_growth(self.batch_start, self.batch)
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
         if self.beta < 0:
@@ -171,7 +176,9 @@ class RCIG(Method):
             rows *= 2
         updates = (1 + self.pool_steps) / 2
         products = self.inner_steps + self.hvp_steps
-        return self.steps * one * ((5 * products + 22 + STEP * updates) * rows + 6 * self.batch)
+        batches = grown(self.batch_start, self.batch)
+        batch = sum(batches) / len(batches)
+        return self.steps * one * ((5 * products + 22 + STEP * updates) * rows + 6 * batch)
 
     def initial_seed(self, seed: int) -> int:
         """Return the seed of the initial images for a distillation seed."""

@@ -15,13 +15,14 @@ from bpcbench_distill.adabelief import AdaBelief
 from bpcbench_distill.inner_problem import InnerProblem, dual_weights, implicit_term
 from bpcbench_distill.kernel import margin, mirrored
 from bpcbench_distill.linearisation import Linearisation
-from bpcbench_distill.moving_average import MovingAverage
 from bpcbench_distill.rates import Rate, searched
 from bpcbench_distill.rcig import RCIG, while_distilling
 from bpcbench_distill.rcig_inference import mirrors
 from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import Batches
 from bpcbench_torch.distillation import initial_images
+from bpcbench_torch.growth import grown, size_at
+from bpcbench_torch.moving_average import MovingAverage
 from bpcbench_torch.pool import Pool
 from bpcbench_torch.targets import centred_targets
 
@@ -152,7 +153,9 @@ def distil(method: RCIG, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> 
         "inner_rate": inner_rate,
         "hvp_rate": hvp_rate,
     }
+    sizes = grown(method.batch_start, method.batch)
     for step in ctx.steps(method.steps, state=state, snapshot=coreset):
+        batches.resize(size_at(step, method.steps, sizes))
         linear = Linearisation(pool.draw())
         real = Real(*batches.next())
         problem = InnerProblem(linear, *learned.rows(mirror), l2)

@@ -109,7 +109,8 @@ class TrainingImages:
 class Batches:
     """Batches of preprocessed images and int64 labels in an order drawn from one generator, at most once per epoch.
 
-    An epoch ends with its last full batch. Data smaller than a batch are used whole. With `rows`, the data are those
+    An epoch ends with its last full batch. Data smaller than a batch are used whole. `resize` changes the size of the
+    batches that follow, which no state holds. With `rows`, the data are those
     rows of the training data only.
     """
 
@@ -140,6 +141,10 @@ class Batches:
     def resident(self) -> Tensor | None:
         """The images on the device, preprocessed or as bytes; None if they are read as needed."""
         return self.source.resident
+
+    def resize(self, size: int) -> None:
+        """Set the size of the following batches."""
+        self.size = min(size, self.source.count)
 
     def rows(self) -> Tensor:
         """Return the rows of the next batch."""

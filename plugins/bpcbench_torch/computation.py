@@ -16,9 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from bpcbench.api import Context
 from bpcbench.errors import UserError
+from bpcbench.records import Facts
 from bpcbench_torch.pool_method import PoolMethod
 
 State = dict[str, Tensor]
+WORTH_COMPILING = 1e13
+"""Floating-point operations of a run from which on `compile: auto` compiles; docs/speed.md has the measurements."""
 
 
 class Computation:
@@ -143,17 +146,36 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(own, dynamic=False, fullgraph=True, options={"compile_threads": 1})
 
 
+def compiles(method: PoolMethod, facts: Facts, ipc: int, device: str) -> bool:
+    """Return whether the step is compiled: as the option says, or for `auto` where that saves more than it costs.
+
+    `auto` depends on the method's options and the data, and on whether there is a compiler: without one, or with
+    `chunk`, it stays eager.
+    """
+    if method.compile != "auto":
+        return method.compile
+    if method.chunk is not None or _missing_compiler(torch.device(device).type):
+        return False
+    work = method.operations(facts, ipc)
+    return work is not None and work >= WORTH_COMPILING
+
+
 def _check_compiler(device: str) -> None:
     """Raise UserError if torch.compile has no compiler for the device."""
-    advice = "install it, or remove `compile`"
+    if need := _missing_compiler(device):
+        raise UserError(f"`compile: true` needs {need}; install it, or remove `compile`")
+
+
+def _missing_compiler(device: str) -> str | None:
+    """Return what torch.compile lacks to generate code for the device, or None."""
     if device == "cuda" and importlib.util.find_spec("triton") is None:
-        raise UserError(f"`compile: true` needs the package triton on {device}; {advice}")
+        return f"the package triton on {device}"
     if device != "cpu":
-        return
+        return None
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
         get_cpp_compiler()
-    except (RuntimeError, OSError) as error:
-        need = "a C++ compiler (g++ or clang++ on PATH, or CXX)"
-        raise UserError(f"`compile: true` needs {need}; {advice}") from error
+    except (RuntimeError, OSError):
+        return "a C++ compiler (g++ or clang++ on PATH, or CXX)"
+    return None

@@ -16,8 +16,10 @@ from bpcbench.records import Array, Arrays, Coreset, Data, Inputs, Recipe
 from bpcbench.sampling import per_class
 from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import Batches
-from bpcbench_torch.computation import Compiled, Computation
+from bpcbench_torch.computation import Compiled, Computation, compiles
+from bpcbench_torch.growth import grown, size_at
 from bpcbench_torch.lamb import Lamb
+from bpcbench_torch.moving_average import MovingAverage
 from bpcbench_torch.pool import Pool
 from bpcbench_torch.pool_method import PoolMethod
 from bpcbench_torch.strategy import strategy
@@ -65,7 +67,7 @@ def cosine(step: int, total: int, final: float) -> float:
 def distil(
     method: PoolMethod, data: Data, ipc: int, inputs: Inputs, ctx: Context, *, real_rows: Array | None = None
 ) -> Coreset:
-    """Run the outer loop of a method and return its last iterate.
+    """Run the outer loop of a method and return its last iterate, or with `average` the moving average.
 
     The initial images come from all of `data`, so methods share them; real batches from `real_rows` of it if given.
     """
@@ -94,13 +96,17 @@ def distil(
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
     augment = partial(strategy(method.augmentation_used(), data.facts.shape[0]), generator=generator, chooser=chooser)
     compute = Computation(method, len(data.train), ctx)
-    if method.compile:
+    if compiles(method, data.facts, ipc, ctx.device):
         compute = Compiled(method, len(data.train), ctx, pool.models[0])
+    average = MovingAverage({"images": images, "targets": targets}, method.average) if method.average else None
+
+    def kept(name: str, tensor: Tensor) -> Tensor:
+        return tensor.detach() if average is None else average.value(name)
 
     def coreset() -> Coreset:
         return Coreset(
-            images=images.detach().to("cpu", torch.float32, copy=True).contiguous().numpy(),
-            targets=targets.detach().to("cpu", torch.float32, copy=True).numpy(),
+            images=kept("images", images).to("cpu", torch.float32, copy=True).contiguous().numpy(),
+            targets=kept("targets", targets).to("cpu", torch.float32, copy=True).numpy(),
             class_ids=classes,
             classes=count,
             convention=method.convention(),
@@ -116,20 +122,33 @@ def distil(
         "generator": generator,
         "chooser": chooser,
     }
+    if average is not None:
+        state["average"] = average
+
+    def pool_loss(model: nn.Module) -> Tensor:
+        return _pool_loss(compute, model, images, targets, augment, generator)
+
+    if method.pool_age:
+        pool.age(pool_loss, method.pool_age)
+    sizes = grown(method.batch_start, method.batch)
     for step in ctx.steps(method.steps, state=state, snapshot=coreset):
+        batches.resize(size_at(step, method.steps, sizes))
         model = pool.draw()
         real, labels = batches.next()
         features = compute.constant(model, augment(real) if method.augment_real else real)
-        rows, row_targets = method.rows(images, targets)
-        values = compute.outer(model, augment(rows), row_targets, features, labels)
-        factor = cosine(step, method.steps, method.final_lr)
+        factor = cosine(step, method.steps, method.final_lr) * min(1.0, (step + 1) / max(1, method.warmup))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
-        # Only for learned tensors: gradients of the network's weights are not needed.
-        for tensor, gradient in zip(learned, torch.autograd.grad(values["loss"], learned), strict=True):
-            tensor.grad = gradient
-        optimizer.step()
-        pool.update(lambda model: _pool_loss(compute, model, images, targets, augment, generator))
+        for _ in range(method.repeats):
+            rows, row_targets = method.rows(images, targets)
+            values = compute.outer(model, augment(rows), row_targets, features, labels)
+            # Only for learned tensors: gradients of the network's weights are not needed.
+            for tensor, gradient in zip(learned, torch.autograd.grad(values["loss"], learned), strict=True):
+                tensor.grad = gradient
+            optimizer.step()
+            if average is not None:
+                average.update()
+        pool.update(pool_loss)
         ctx.log(**values)
     return coreset()
 

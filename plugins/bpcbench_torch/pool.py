@@ -67,6 +67,13 @@ class Pool:
         else:
             self._train(index, loss)
 
+    def age(self, loss: Loss, updates: int) -> None:
+        """Train network i of P for i/P of the updates, whatever its counter says, to which they do not add."""
+        for index, counter in enumerate(self.counters):
+            for _ in range(updates * index // len(self.models)):
+                self._train(index, loss)
+            self.counters[index] = counter
+
     def train(self, loss: Loss, steps: int) -> None:
         """Train the last drawn network for some steps on `loss(model)`, then replace it if it is due."""
         index = self.current

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import Context, Method, Network, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs
+from bpcbench_torch.growth import check_growth, grown
 from bpcbench_torch.memory import ADAM, AUGMENTED, FLOAT, Sizes, resident, sizes, trained
 from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
@@ -43,6 +44,18 @@ class PoolMethod(Method):
       deviation of each channel, and not whitened. They differ only where there is whitening.
     - `updates`: a network is replaced after exactly this many updates. FRePo's code compares with `>`, so that its
       networks have 101 at a T of 100; `updates: 101` reproduces it, initial counters included.
+
+    Options for short CPU budgets, which the papers do not have and the suites under paper/ leave off:
+
+    - `batch_start`: real batches grow from this size to `batch` by doubling, each size for equally many steps. The
+      direction of the first steps needs few images.
+    - `repeats`: updates of X and Y per step, all with the same network and the same features of the real batch, which
+      are computed once; the network gets its own update after the last.
+    - `pool_age`: the first networks of the pool start with up to so many updates on the initial coreset, network i of P
+      with i/P of them, as many as its counter says at `pool_age` = `updates`. Replacements start new.
+    - `average`: the coreset is the moving average of X and Y with weights `average`^age over all updates, corrected for
+      its start at zero. The optimiser goes on from X and Y themselves.
+    - `warmup`: the learning rates of X and Y grow linearly over so many steps.
     """
 
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo", "torch.optim")
@@ -73,7 +86,20 @@ class PoolMethod(Method):
     chunk: int | None = option(
         None, "images whose activations are in memory at a time, recomputed for the gradient; none: all", absent=None
     )
-    compile: bool = option(False, "compile the step with torch.compile; results differ in the last bits", absent=False)
+    compile: bool | Literal["auto"] = option(
+        False,
+        "compile the step with torch.compile; results differ in the last bits; auto: where it saves more than it costs",
+        absent=False,
+    )
+    batch_start: int | None = option(
+        None, "real images per step at the start, doubled until `batch`; none: always `batch`", absent=None
+    )
+    repeats: int = option(1, "updates of images and labels per step, on one network and one real batch", absent=1)
+    pool_age: int = option(
+        0, "updates of the first pool networks on the initial coreset, spread from 0 to this", absent=0
+    )
+    average: float = option(0.0, "decay of a moving average of images and labels; 0: the last iterate", absent=0.0)
+    warmup: int = option(0, "steps over which the learning rates of images and labels grow to their values", absent=0)
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
@@ -85,10 +111,20 @@ class PoolMethod(Method):
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.chunk is not None and self.chunk < 1:
             raise ValueError(f"chunk must be at least 1, got {self.chunk}")
-        if self.chunk is not None and (self.compile or self.statistics == "batch"):
-            raise ValueError("chunk needs `statistics: running`, and cannot be combined with `compile`")
+        if self.chunk is not None and (self.compile is True or self.statistics == "batch"):
+            raise ValueError("chunk needs `statistics: running`, and cannot be combined with `compile: true`")
         if self.init_seed is not None and self.init_seed < 0:
             raise ValueError(f"init_seed must not be negative, got {self.init_seed}")
+        check_growth(self.batch_start, self.batch)
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        for name in ("pool_age", "warmup"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.pool_age > self.updates:
+            raise ValueError(f"pool_age must be at most updates, {self.updates}, got {self.pool_age}")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average must lie in [0, 1), got {self.average}")
         strategy(self.augmentation, 1)
 
     def convention(self) -> Convention:
@@ -104,11 +140,17 @@ class PoolMethod(Method):
         return self.network.skip(facts)
 
     def operations(self, facts: Facts, ipc: int) -> float | None:
-        """Return steps * F * (batch + 3 rows + 3 min(rows, pool_rows)), F being one image's forward pass."""
+        """Return steps * F * (batch + 3 repeats rows + 3 min(rows, pool_rows)), F being one image's forward pass.
+
+        The updates of `pool_age` come on top; a batch that grows counts by its mean.
+        """
         one, rows = self.network.operations(facts.shape, facts.classes), ipc * facts.classes
         if one is None:
             return None
-        return self.steps * one * (self.batch + STEP * rows + STEP * min(rows, self.pool_rows))
+        batches, update = grown(self.batch_start, self.batch), STEP * min(rows, self.pool_rows)
+        each = sum(batches) / len(batches) + STEP * self.repeats * rows + update
+        older = sum(self.pool_age * index // self.pool for index in range(self.pool))
+        return one * (self.steps * each + older * update)
 
     def peak_bytes(self, facts: Facts, ipc: int) -> float | None:
         """Return 4 times the sum of what a step holds, plus that of its largest part, plus the data on the device.
@@ -122,6 +164,7 @@ class PoolMethod(Method):
         rows, pixels, one = self.row_count(facts, ipc), these.pixels, these.one
         augmented = self.augmentation_used() != "none"
         held = ADAM * these.rows * (pixels + these.classes) + self.pool * ADAM * these.parameters
+        held += (self.average > 0) * these.rows * (pixels + these.classes)
         batch = min(self.batch, facts.sizes["train"])
         part, forwarded = min(rows, self.chunk or rows), min(batch, self.chunk or batch)
         features = batch * pixels * (1 + AUGMENTED * (augmented and self.augment_real)) + forwarded * one.forward

@@ -17,12 +17,12 @@ from bpcbench.testing import InferenceConformance, MethodConformance, context, t
 from bpcbench_data.digits import Digits
 from bpcbench_distill.inference import RegressionInference
 from bpcbench_distill.method import FRePo
-from bpcbench_distill.temperature import fit_temperature
 from bpcbench_torch.distillation import initial_images
 from bpcbench_torch.networks import ConvBN, ConvIN, ConvNN, without_batch_norm
 from bpcbench_torch.pool import Pool
 from bpcbench_torch.preprocessing import Standardize
 from bpcbench_torch.targets import centred_targets
+from bpcbench_torch.temperature import fit_temperature
 from bpcbench_torch.zca import ZCA
 from bpcbench_vbpc.inference import VariationalInference
 from bpcbench_vbpc.method import VBPC

@@ -21,12 +21,12 @@ from bpcbench_distill import rates
 from bpcbench_distill.inner_problem import InnerProblem
 from bpcbench_distill.kernel import margin
 from bpcbench_distill.linearisation import Linearisation
-from bpcbench_distill.moving_average import MovingAverage
 from bpcbench_distill.rates import Rate, course, searched
 from bpcbench_distill.rcig import RCIG
 from bpcbench_distill.rcig_distillation import Learned, Real, implicit_gradients, limited, outer_gradients
 from bpcbench_distill.rcig_inference import RCIGInference, Schedule, mirrors
 from bpcbench_torch.alexnet import AlexNet
+from bpcbench_torch.moving_average import MovingAverage
 from bpcbench_torch.networks import ConvBN, ConvIN, ConvNN
 from bpcbench_torch.pool import Pool
 from bpcbench_torch.preprocessing import Standardize
