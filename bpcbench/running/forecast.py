@@ -20,7 +20,7 @@ class _Running:
     since: float
     loop: int = 0
     base: tuple[float, int] = (0.0, 0)
-    """Seconds and steps at which the present loop was first seen; zero for the first one."""
+    """Seconds and steps at which the present loop was first seen; zero for the first one, until its first step is over."""
     seconds: float = 0.0
     done: int = 0
     total: int = 0
@@ -53,7 +53,8 @@ class Forecast:
         """Note how far a stage is: steps of its loop, and seconds since it began, interrupted attempts included."""
         one = self._running.get(stage.id)
         if one is not None:
-            if loop != one.loop:
+            if loop != one.loop or (done == 1 and one.done < 1):
+                # The first step may compile: it tells nothing of the others.
                 one.loop, one.base = loop, (seconds, done)
             one.seconds, one.done, one.total = seconds, done, total
 

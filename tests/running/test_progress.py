@@ -153,7 +153,7 @@ def test_a_forecast_starts_with_the_plan_and_learns_from_what_ends() -> None:
     forecast.finished(stages[0], "done", 20.0)  # twice as long as planned
     assert forecast.left(20.0) == pytest.approx(9 * 20.0)
     forecast.started(stages[1], 20.0)
-    forecast.progressed(stages[1], 1, 4, 10.0, 0)
+    forecast.progressed(stages[1], 2, 8, 10.0, 0)
     assert forecast.stage_left(stages[1], 30.0) == pytest.approx(30.0)
     assert forecast.left(30.0) == pytest.approx(8 * 20.0 + 30.0)
 
@@ -196,3 +196,13 @@ def test_nothing_is_known_of_a_stage_that_was_never_timed() -> None:
     assert forecast.left(1.0) is None
     forecast.finished(stages[0], "done", 2.0)
     assert forecast.left(2.0) == pytest.approx(2.0)  # like what is over
+
+
+def test_a_first_step_that_compiles_does_not_tell_how_long_the_others_take() -> None:
+    one = stage("one")
+    forecast = Forecast([one], 0.0)
+    forecast.started(one, 0.0)
+    forecast.progressed(one, 1, 1001, 60.0, 0)
+    assert forecast.stage_left(one, 60.0) is None
+    forecast.progressed(one, 101, 1001, 70.0, 0)
+    assert forecast.stage_left(one, 70.0) == pytest.approx(90.0)
