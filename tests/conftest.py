@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import types
@@ -19,6 +20,10 @@ from bpcbench.registry.discovery import KINDS, Registry
 # Many tests start interpreters; without this each of them would compile every module again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"bpcbench-tests-{os.getuid()}"))
+
+# `nohup` and background jobs of a script ignore these, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 sys.path.insert(0, str(Path(__file__).parent / "importable"))
 sys.path.insert(0, str(Path(__file__).parent / "toy_plugin"))

@@ -400,6 +400,14 @@ def test_every_axis_has_room_for_its_values(values: list[float], logarithmic: bo
     assert all(math.isfinite(value) for value, _ in ticks)
 
 
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_numbers_that_differ_by_rounding_alone_have_an_axis(logarithmic: bool) -> None:
+    values = [0.01, 0.010000000000000002]
+    axis = spanning(values, 0.06, logarithmic)
+    assert [axis.at(value) for value in values] == pytest.approx([0.5, 0.5], abs=0.3)
+    assert axis.ticks()
+
+
 def test_numbers_are_written_briefly() -> None:
     found = [number_text(value) for value in (0, 0.25, -3, 20000, 2.5e6, 1e-7, -1e9)]
     assert found == ["0", "0.25", "−3", "20,000", "2.5×10⁶", "10⁻⁷", "−10⁹"]

@@ -53,6 +53,8 @@ def spanning(values: Iterable[float], pad: float = 0.05, logarithmic: bool = Fal
     """Return an axis with room for all finite values, and some more, but not beyond zero without need."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if math.isclose(low, high):  # rounding is no range
+        high = low
     positive = [value for value in finite if value > 0] if logarithmic else []
     if positive:
         threshold = min(positive)

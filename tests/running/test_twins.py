@@ -28,7 +28,7 @@ def worker(bench: Bench, task: Task) -> subprocess.Popen[bytes]:
     """Start a worker whose lease lasts a second."""
     file = bench.folder / f"{task.attempt}.json"
     file.write_text(json.dumps(task.to_json()))
-    settings = {"BPCBENCH_LEASE_SECONDS": "1", "BPCBENCH_CHECKPOINT_SECONDS": "0.05"}
+    settings = {"BPCBENCH_LEASE_SECONDS": "3", "BPCBENCH_CHECKPOINT_SECONDS": "0.05"}
     return subprocess.Popen(
         [sys.executable, "-m", "bpcbench.running.worker", str(file)], env={**os.environ, **settings}
     )
@@ -65,7 +65,7 @@ def test_the_loser_stops_and_the_results_are_those_of_one(bench: Bench, tmp_path
         # It falls silent, but keeps the lock, as a machine without a network would.
         first.send_signal(signal.SIGSTOP)
         assert worker(bench, tasks[2]).wait(60) == 75, "not silent for long enough"
-        time.sleep(1.1)
+        time.sleep(3.1)
         second = worker(bench, tasks[3])
         wait_for(lambda: len(bench.journal("from", "1")) == 2)
         first.send_signal(signal.SIGCONT)

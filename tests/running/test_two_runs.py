@@ -81,9 +81,9 @@ def test_a_successor_waits_for_the_living(toy: Toy) -> None:
 def test_a_successor_takes_over_from_the_dead(toy: Toy) -> None:
     """The first run is killed while the second waits for it; the second goes on from its checkpoint."""
     toy.write("{a: {plugin: toy-loop, steps: 120}}")
-    first = toy.start(pace=0.03)
+    first = toy.start(pace=0.2)
     until(lambda: toy.scratch("*/*/checkpoint-*"))
-    second = toy.start(pace=0.03)
+    second = toy.start()
     until(lambda: toy.output().count("1 cells") == 2)
     first.kill()
     first.wait()
