@@ -20,7 +20,7 @@ class _Running:
     since: float
     loop: int = 0
     base: tuple[float, int] = (0.0, 0)
-    """Seconds and steps at which the present loop was first seen; zero for the first one, until its first step is over."""
+    """Seconds and steps at which the present loop was first seen; zero for the first, until its first step is over."""
     seconds: float = 0.0
     done: int = 0
     total: int = 0
