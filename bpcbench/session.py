@@ -288,12 +288,14 @@ class Session:
         """Return what was given or, for plans of stages that would run on this machine, what its device has."""
         from bpcbench.planning.planner import DeviceMemory
         from bpcbench.running.device_memory import device_memory
+        from bpcbench.running.engines import Inline, Local
 
         if self.memory is not None:
             return DeviceMemory(self.memory * 1e9, "the device (--memory)", given=True)
-        if suite.engine is not None:
+        engine = suite.engine or Local()
+        if not isinstance(engine, Local | Inline):
             return None
-        found = device_memory(suite.device)
+        found = device_memory(suite.device, engine.gpus if isinstance(engine, Local) else None)
         return None if found is None else DeviceMemory(*found)
 
     def _command(self, purpose: Purpose) -> str:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def listed(visible: str | None, present: int | None) -> tuple[str, ...]:
 
 def _present() -> int | None:
     """Return how many GPUs there are, or None if nobody can tell."""
-    for count in (_by_nvml, _by_nvidia_smi, _by_driver, _by_rocm):
+    for count in (_by_nvml, _by_nvidia_smi, _by_driver, _by_rocm, _by_library):
         with contextlib.suppress(Exception):
             if (found := count()) is not None:
                 return found
@@ -81,17 +82,35 @@ def _by_rocm() -> int | None:
     return sum(re.search(r"^simd_count [1-9]", text, re.M) is not None for text in nodes)
 
 
+def _by_library() -> int | None:
+    """Ask the driver's library, in another process: where it cannot be loaded, torch finds no GPU of NVIDIA either."""
+    code = (
+        "import ctypes\ntry:\n    driver = ctypes.CDLL('libcuda.so.1')\nexcept OSError:\n    print(0)\nelse:\n"
+        "    count = ctypes.c_int(0)\n    driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))\n"
+        "    print(count.value)"
+    )
+    # The library would count only those of the list.
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    words = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=True, env=environment)
+    return int(done.stdout)
+
+
 def impossible(device: str, wanted: int | None, count: Callable[[], Sequence[str]] = visible_gpus) -> str | None:
     """Return why the local engine cannot run on a device with `engine.gpus: wanted`, or None."""
     kind, _, number = device.partition(":")
-    if kind not in ("auto", "cuda") or (not number and not wanted):
+    if kind not in ("auto", "cuda") or (kind == "auto" and not wanted):
         return None
+    if kind == "cuda" and wanted == 0:
+        return f"engine.gpus is 0, but the device is {device!r}; `cpu` uses none"
     present = len(count())
     see = f"torch can use {present} GPU{'s' * (present != 1)} here"
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         see += f" (CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES']!r})"
     if wanted and wanted > present:
         return f"engine.gpus is {wanted}, but {see}; leave it out to use them all"
-    if number and int(number) >= present:
-        return f"device {device!r} is not available on this machine: {see}, counted from 0"
+    used = present if wanted is None else wanted
+    if kind == "cuda" and int(number or 0) >= used:
+        limit = f", and engine.gpus is {wanted}" if used < present else ""
+        return f"device {device!r} is not available on this machine: {see}{limit}, counted from 0"
     return None

@@ -46,7 +46,7 @@ class LocalPool:
         return ()
 
     def submit(self, task: Task) -> bool:
-        """Start a worker, or use an idle one."""
+        """Start a worker, or use an idle one. A stage without a share of a GPU sees none, and computes on the CPU."""
         gpu = None
         if self._wants_gpu(task):
             share = self._share(task)
@@ -57,6 +57,11 @@ class LocalPool:
                 return False
         if len(self._running) >= self.slots:
             return False
+        if gpu is not None:
+            # The worker sees one GPU, which is number 0 there.
+            task = replace(task, visible=self._gpus[gpu], device=task.device.partition(":")[0])
+        elif _may_use_gpu(task):
+            task = replace(task, visible="", device="cpu")
         try:
             worker = self._worker()
         except (OSError, EOFError) as error:
@@ -64,14 +69,12 @@ class LocalPool:
             return True
         if gpu is not None:
             self._free[gpu] -= self._share(task)
-            # The worker sees one GPU, which is number 0 there.
-            task = replace(task, visible=self._gpus[gpu], device=task.device.partition(":")[0])
         worker.send(task)
         self._running[task.attempt] = _Running(worker, task, gpu, time.monotonic())
         return True
 
     def _wants_gpu(self, task: Task) -> bool:
-        if not self._share(task) or not task.device.startswith(("auto", "cuda")):
+        if not self._share(task) or not _may_use_gpu(task):
             return False
         return int(task.device.partition(":")[2] or 0) < len(self._free)
 
@@ -129,3 +132,7 @@ class LocalPool:
             one.worker.close(kill=True)
         for worker in self._idle:
             worker.close()
+
+
+def _may_use_gpu(task: Task) -> bool:
+    return task.device.startswith(("auto", "cuda"))

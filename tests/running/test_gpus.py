@@ -53,7 +53,10 @@ def test_the_first_that_can_count_counts(monkeypatch: pytest.MonkeyPatch) -> Non
         ("auto", 1, None),
         ("cpu", 4, None),
         ("cuda:0", None, None),
+        ("cuda", 1, None),
         ("auto", 4, "engine.gpus is 4, but torch can use 1 GPU here"),
+        ("cuda", 0, "engine.gpus is 0, but the device is 'cuda'"),
+        ("cuda:0", 0, "engine.gpus is 0, but the device is 'cuda:0'"),
         ("cuda:1", None, "device 'cuda:1' is not available on this machine: torch can use 1 GPU here, counted from 0"),
     ],
 )
@@ -72,6 +75,21 @@ def test_shares_are_checked(values: object) -> None:
         Local(overrides={"vbpc": values})
     with pytest.raises(ValueError, match="must not be negative"):
         Local(gpus=-1)
+
+
+def test_a_number_beyond_those_that_the_engine_uses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus.impossible("cuda:1", 2, lambda: ("0", "1")) is None
+    said = gpus.impossible("cuda:1", 1, lambda: ("0", "1"))
+    assert said == (
+        "device 'cuda:1' is not available on this machine: torch can use 2 GPUs here, and engine.gpus is 1, "
+        "counted from 0"
+    )
+    assert str(gpus.impossible("cuda", None, lambda: ())).startswith("device 'cuda' is not available")
+
+
+def test_the_library_of_the_driver_counts_where_no_tool_does() -> None:
+    assert gpus._by_library() == (0 if gpus._by_driver() is None else gpus._by_driver())
 
 
 class Silent:
@@ -130,3 +148,19 @@ def test_a_numbered_device_is_that_one_and_number_0_for_its_worker(submitted) ->
 def test_the_cpu_needs_none(submitted) -> None:
     submit = submitted()
     assert [submit("cpu") for _ in range(4)] == ["None"] * 4
+
+
+@pytest.mark.parametrize(
+    "options", [{"gpus": 0}, {"overrides": {"p": {"gpus": 0}}}], ids=["engine without GPUs", "plugin without a share"]
+)
+def test_without_a_share_a_stage_sees_no_gpu_and_computes_on_the_cpu(submitted, options: dict[str, object]) -> None:
+    submit = submitted(**options)
+    # Left alone, each of them would find all GPUs.
+    assert [submit() for _ in range(3)] == [""] * 3
+    assert [(task.visible, task.device) for task in Silent.sent] == [("", "cpu")] * 3
+
+
+def test_a_stage_that_asks_for_no_gpu_sees_none(submitted) -> None:
+    submit = submitted()
+    assert [submit("auto", 0.0), submit("cuda", 0.0), submit()] == ["", "", "3"]
+    assert [task.device for task in Silent.sent] == ["cpu", "cpu", "auto"]
