@@ -28,7 +28,8 @@ class ZCA(Preprocessing):
     `mean` and `std` are those of `standardize`.
 
     The other options are for images that were distilled elsewhere: `centred: false` is the recipe of KIP and RFAD,
-    `absolute: true` with `spread: images` that of code which whitens CIFAR-10 with kornia (MTT, DATM).
+    `absolute: true` with `mean: [0, 0, 0]` and `std: [1, 1, 1]` that of code which whitens plain pixels with kornia, as
+    MTT and DATM do.
 
     `block: 64` is for large images: the matrices of 128x128 colour images would have 49,152 rows. Images larger than a
     block are divided into the `strides` images of `block` pixels that a checkerboard of every second (third, ...) row

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flax_files import packed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -90,66 +89,6 @@ def test_what_cannot_be_guessed_is_asked_for_in_one_message(real: Any, tmp_path:
     assert "Traceback" not in capsys.readouterr().err
 
 
-def layouts(real: Any, where: Path) -> dict[str, tuple[list[Path], list[str]]]:
-    """Files as the code of each paper saves them, with hard or learned labels, and the space each is in."""
-    images, labels = real
-    centred = (np.eye(10)[labels] - 0.1).astype(np.float32)
-    last = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
-    pixels = ["--data-range", "0-1"]
-    (where / "rcig").write_bytes(
-        packed({"params": {"x_proto": last * 0}, "ema_average": {"x_proto": last, "y_proto": centred}})
-    )
-    (where / "frepo").write_bytes(packed({"params": {"x_proto": last, "y_proto": centred}}))
-    np.savez(where / "rfad.npz", images=images, labels=centred, k=3.0, jit=1e-3)
-    np.savez(where / "kip.npz", images=last, labels=centred)
-    torch.save(
-        {"data": [[torch.tensor(images), torch.tensor(labels)]], "accs_all_exps": {"ConvNet": [0.5]}}, where / "dc.pt"
-    )
-    torch.save(torch.tensor(images), where / "images_best.pt")
-    torch.save(torch.tensor(centred * 9), where / "labels_best.pt")
-    return {
-        "rcig": ([where / "rcig"], pixels),
-        "frepo": ([where / "frepo"], pixels),
-        "rfad": ([where / "rfad.npz"], pixels),
-        "kip": ([where / "kip.npz"], pixels),
-        "dc": ([where / "dc.pt"], pixels),
-        "datm": ([where / "images_best.pt", where / "labels_best.pt"], pixels),
-    }
-
-
-@pytest.mark.parametrize("layout", ["rcig", "frepo", "rfad", "kip", "dc", "datm"])
-def test_layouts(layout: str, real: Any, tmp_path: Path) -> None:
-    files, more = layouts(real, tmp_path)[layout]
-    assert bring(*files, "--as", "x", "--layout", layout, *more, "--to", tmp_path / "made") == 0
-    coreset = load_coreset(tmp_path / "made")
-    np.testing.assert_array_equal(coreset.images, real[0])
-    np.testing.assert_array_equal(coreset.class_ids, real[1])
-    assert coreset.convention == {"dc": "class", "datm": "probabilities"}.get(layout, "centred")
-    if layout == "datm":
-        wanted = torch.softmax(9 * (torch.eye(10)[torch.tensor(real[1])] - 0.1), 1)
-        np.testing.assert_allclose(coreset.targets, wanted, atol=1e-6)
-    assert describe_coreset(tmp_path / "made").mirrored is False  # grey images are not mirrored
-
-
-def test_layouts_know_their_spaces(real: Any, tmp_path: Path) -> None:
-    from bpcbench.coresets.importing.layouts import LAYOUTS
-
-    assert LAYOUTS["rcig"].space("cifar10", 3) == Ref("zca")
-    assert LAYOUTS["rfad"].space("cifar10", 3) == Ref("zca", {"centred": False})
-    assert LAYOUTS["rfad"].space("mnist", 1) == Ref("standardize")
-    assert LAYOUTS["dc"].space("unheard-of", 3) is None
-    assert LAYOUTS["rcig"].mirrored(3)
-    names = set(registry().names("dataset"))
-    from bpcbench.coresets.importing import layouts as module
-
-    assert set(module._CONSTANTS) <= names
-    for layout in LAYOUTS.values():
-        for dataset in ("cifar10", "mnist", "tiny_imagenet"):
-            space = layout.space(dataset, 1 if dataset == "mnist" else 3)
-            assert space is not None
-            build(registry(), "preprocessing", space)
-
-
 def test_zca_space_is_mapped_back(real: Any, digits: Data, tmp_path: Path) -> None:
     """Images in a whitened space of another recipe come out as the pixels they were made of."""
     plugin: Any = build(registry(), "preprocessing", Ref("zca", {"grey": True, "centred": False}))
@@ -163,22 +102,6 @@ def test_zca_space_is_mapped_back(real: Any, digits: Data, tmp_path: Path) -> No
         == 0
     )
     np.testing.assert_allclose(pixels(tmp_path / "b"), real[0], atol=1e-4)
-
-
-def test_kornia_whitens_alike() -> None:
-    from kornia.enhance import ZCAWhitening
-
-    from bpcbench.testing import toy_data
-    from bpcbench_torch.preprocessing import Standardize
-    from bpcbench_torch.zca import ZCA
-
-    data = toy_data(per_class=60, shape=(3, 4, 4))
-    moments = Standardize("images").fit(data, None)  # type: ignore[arg-type]
-    standardised = torch.tensor(Standardize().apply(data.train.images, moments), dtype=torch.float64)
-    theirs = ZCAWhitening(eps=0.1, unbiased=False).fit(standardised)(standardised)
-    plugin = ZCA(regularisation=0.1, absolute=True, spread="images")
-    mine = plugin.apply(data.train.images, plugin.fit(data, None))  # type: ignore[arg-type]
-    np.testing.assert_allclose(mine, theirs.numpy(), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["standardize", "zca", "constants"])
