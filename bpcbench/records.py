@@ -125,7 +125,10 @@ class Activations:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images (uint8, NCHW, possibly a memory map) and their int64 labels; None where labels have no meaning here."""
+    """Images (uint8, NCHW) and their int64 labels; None where labels have no meaning here.
+
+    Images may be a memory map, or rows of one that are read when they are indexed; `numpy.asarray` reads them all.
+    """
 
     images: Array
     labels: Array | None
@@ -185,7 +188,7 @@ class Transform:
 
     def apply(self, images: Array) -> Array:
         """Return float32 images in network space."""
-        return self.plugin.apply(images, self.arrays)
+        return self.plugin.apply(np.asarray(images), self.arrays)
 
     def invert(self, images: Array) -> Array:
         """Return float32 images in pixel space; 0 is black and 1 white, values outside are not clipped."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bpcbench.data.rows import chosen
 from bpcbench.errors import UserError
 from bpcbench.records import Data, Split
 
@@ -17,4 +18,4 @@ def of_classes(data: Data, classes: Sequence[int]) -> Data:
         raise UserError(f"data set {data.facts.name} has no training labels, so its classes cannot come in steps")
     rows = np.flatnonzero(np.isin(data.labels, list(classes)))
     facts = replace(data.facts, sizes={**data.facts.sizes, "train": len(rows)})
-    return Data(facts, Split(data.train.images[rows], data.labels[rows]))
+    return Data(facts, Split(chosen(data.train.images, rows), data.labels[rows]))

@@ -9,6 +9,7 @@ import numpy as np
 
 from bpcbench.api import Dataset
 from bpcbench.data.conversion import converted
+from bpcbench.data.rows import chosen
 from bpcbench.errors import UserError, unknown
 from bpcbench.records import Data, Facts, Split
 from bpcbench.registry.options import describe
@@ -34,7 +35,7 @@ def load_split(
         return found
     labels = np.zeros(len(found), np.int64) if found.labels is None else found.labels
     rows = stratified_subset(labels, examples, SUBSET_SEED)
-    return Split(found.images[rows], None if found.labels is None else found.labels[rows])
+    return Split(chosen(found.images, rows), None if found.labels is None else found.labels[rows])
 
 
 def evaluated_split(
@@ -68,8 +69,8 @@ def _load(dataset: Dataset, root: Path, split: str, *, holdout: bool) -> Split:
     if train.labels is None:
         raise UserError(f"data set {dataset.name} has no training labels, so no validation split can be held out")
     kept, held = stratified_holdout(train.labels, VALIDATION_FRACTION, VALIDATION_SEED)
-    chosen = held if split == VALIDATION else kept
-    return Split(train.images[chosen], train.labels[chosen])
+    rows = held if split == VALIDATION else kept
+    return Split(chosen(train.images, rows), train.labels[rows])
 
 
 def check_split(dataset: Dataset, root: Path, split: str) -> Facts:

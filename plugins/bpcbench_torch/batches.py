@@ -188,7 +188,7 @@ def _free_bytes(device: str) -> float:
 def _expect_random_reads(images: Array) -> None:
     """Turn off read-ahead for a memory map: it can read megabytes for a row of a few kilobytes."""
     base: Any = images
-    while isinstance(base, np.ndarray):
-        base = base.base
+    while not isinstance(base, mmap.mmap) and base is not None:
+        base = getattr(base, "base", None)
     if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         base.madvise(mmap.MADV_RANDOM)

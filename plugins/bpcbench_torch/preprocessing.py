@@ -138,7 +138,7 @@ def _histograms(images: Array) -> Array:
 
 def _mean_spread(images: Array) -> Array:
     """Return the mean over images of the population std of each channel, of pixels scaled to [0, 1]."""
-    parts = [images[start : start + _CHUNK] for start in range(0, len(images), _CHUNK)]
+    parts = (images[start : start + _CHUNK] for start in range(0, len(images), _CHUNK))
     return np.asarray(sum(part.std(axis=(2, 3), dtype=np.float64).sum(0) for part in parts)) / (255 * len(images))
 
 
