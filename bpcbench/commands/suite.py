@@ -301,7 +301,7 @@ def _page(arguments: argparse.Namespace, view: View) -> int:
     from bpcbench.reporting.page import report_page
 
     with waiting("writing the page"):
-        page = report_page(view, _metrics(arguments))
+        page = report_page(view, _metrics(arguments), arguments.layout)
     for note in view.store.messages:
         print(f"note: {note}", file=sys.stderr)
     write_page(page, arguments.output, view.manifest.name, show=arguments.open)

@@ -1,10 +1,15 @@
-"""The page in a real browser, opened from a file: it renders, sorts and filters, and runs nothing that it was given."""
+"""The page in a real browser, opened from a file: it renders, sorts and filters, and runs nothing that it was given.
+
+With BPCBENCH_TEST_SHOTS=FOLDER the page is also saved as pictures and as PDF.
+"""
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import itertools
+import os
 import shutil
 import time
 import urllib.parse
@@ -101,6 +106,15 @@ def test_a_leaderboard_opens_sorts_and_filters_by_source(
     assert query(opened, ".block th[data-metric=nll]", "ariaSort")[0] == "ascending"
 
 
+def save(browser: Any, name: str, content: bytes | None = None) -> None:
+    """Save what is seen, or a content, if pictures are wanted."""
+    if folder := os.environ.get("BPCBENCH_TEST_SHOTS"):
+        # The whole page, not only the first screen.
+        command = ("Page.captureScreenshot", {"captureBeyondViewport": True, "format": "png"})
+        shot = content or base64.b64decode(browser.execute_cdp_cmd(*command)["data"])
+        (Path(folder) / f"page-{name}{'' if '.' in name else '.png'}").write_bytes(shot)
+
+
 def query(browser: Any, selector: str, what: str = "textContent") -> list[str]:
     code = "return [...document.querySelectorAll(arguments[0])].map(e => String(e[arguments[1]]))"
     return list(browser.execute_script(code, selector, what))
@@ -124,7 +138,7 @@ def test_it_renders_without_an_error_and_runs_nothing_it_was_given(browser: Any)
     assert browser.execute_script("return document.images.length") == 0
     assert browser.execute_script("return document.scripts.length") == 1
     assert len(seen(browser, ".block")) == 2
-    assert len(seen(browser, ".controls fieldset")) == 4
+    assert len(seen(browser, ".controls fieldset")) == 5
     assert len(seen(browser, "svg.bpc-figure")) > 10
     wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
     assert browser.execute_script(wide)
@@ -189,6 +203,45 @@ def test_metrics_can_be_switched(browser: Any) -> None:
     assert len(seen(browser, heads)) == len(query(browser, heads)) > 5
 
 
+def lay_out(browser: Any, layout: str) -> None:
+    click(browser, f'[data-layouts] input[value="{layout}"]')
+
+
+def test_the_layout_can_be_switched(browser: Any) -> None:
+    assert seen(browser, "[data-layouts] label") == ["methods as lines", "data sets as rows, methods as columns"]
+    assert seen(browser, ".layout > summary") == [], "the choice stands in the controls"
+    assert (len(seen(browser, ".block")), seen(browser, ".sheet")) == (2, [])
+    lay_out(browser, "paper")
+    assert seen(browser, ".block") == []
+    assert [name.split()[0] for name in seen(browser, ".sheet h3")] == ["acc", "nll"]
+    save(browser, "paper")
+    assert seen(browser, ".sheet:first-child tbody tr :is(b, u)"), "best and second are marked"
+    lay_out(browser, "wide")
+    assert (len(seen(browser, ".block")), seen(browser, ".sheet")) == (2, [])
+
+
+def test_filters_and_metrics_apply_to_both_layouts(browser: Any) -> None:
+    lay_out(browser, "paper")
+    heads, rows = ".sheet:first-child th[data-line]", ".sheet:first-child tbody tr"
+    before = seen(browser, heads)
+    click(browser, 'input[data-axis=method][value="fade"]')
+    after = seen(browser, heads)
+    assert after == [name for name in before if not name.startswith("fade")] != before
+    cells = browser.execute_script(
+        "return [...document.querySelector('.sheet tbody tr').cells].filter(e => e.checkVisibility()).length"
+    )
+    assert cells == 2 + len(after)
+    click(browser, 'input[data-axis=ipc][value="1"]')
+    assert len(seen(browser, rows)) == 1
+    click(browser, 'input[data-axis=ipc][value="2"]')
+    assert seen(browser, ".sheet") == []
+    assert seen(browser, ".nothing") == ["No line matches the filters."]
+    click(browser, "button[data-action=reset]")
+    assert seen(browser, heads) == before
+    click(browser, f"{heads} button")
+    assert query(browser, heads, "ariaSort")[0] == "ascending"
+
+
 def test_the_slider_goes_from_the_start_to_the_end(browser: Any) -> None:
     assert seen(browser, ".between") == []
     code = """const card = [...document.querySelectorAll(".coreset")].find(c => c.dataset.method === "fade");
@@ -228,6 +281,24 @@ def test_what_is_shown_can_be_downloaded(browser: Any, downloads: Path) -> None:
     assert r"\multicolumn{2}{c}{spots ipc 1}" in tex
     assert r"evil\textless{}script\textgreater{}" in tex
     assert tex.count(r"\textbf{") == len(best)
+
+
+def test_latex_has_the_layout_that_is_shown(browser: Any, downloads: Path) -> None:
+    lay_out(browser, "paper")
+    click(browser, 'input[data-axis=inference][value="hot"]')
+    before = set(downloads.iterdir())
+    browser.find_element("css selector", "button[data-action=latex]").click()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not [p for p in set(downloads.iterdir()) - before if p.suffix == ".tex"]:
+        time.sleep(0.1)
+    (file,) = set(downloads.iterdir()) - before
+    tex = file.read_text(encoding="utf-8")
+    assert r"\begin{tabular}{llcccccccccccc}" in tex
+    assert r" &  & \multicolumn{2}{c}{real} & \multicolumn{2}{c}{fade} & \multicolumn{2}{c}{fade (published)}" in tex
+    assert r"\cmidrule(lr){3-4}\cmidrule(lr){5-6}" in tex
+    body = [line for line in tex.splitlines() if line.startswith(("spots & 1 &", " & 2 &"))]
+    assert len(body) == 2
+    assert all(line.count(" & ") == 13 for line in body)
 
 
 def test_a_line_s_command_can_be_copied(browser: Any) -> None:
@@ -291,7 +362,10 @@ def test_texts_stand_out_from_their_background(browser: Any, scheme: str) -> Non
     }
     return low"""
     try:
-        assert browser.execute_script(code) == []
+        for layout in ("wide", "paper"):
+            lay_out(browser, layout)
+            assert browser.execute_script(code) == []
+            save(browser, f"{scheme}-{layout}")
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
@@ -303,8 +377,38 @@ def test_a_phone_scrolls_tables_inside_their_boxes(browser: Any, address: str) -
         browser.get(address)
         assert browser.execute_script("return document.documentElement.scrollWidth") == 390
         assert browser.execute_script("return document.querySelector('.controls').open") is False
+        save(browser, "phone")
+        lay_out(browser, "paper")
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 390
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_paper_shows_what_is_folded_and_no_controls(browser: Any, address: str) -> None:
+    browser.execute_script("""window.printed = [];
+    addEventListener("beforeprint", () => printed.push(
+      [...document.querySelectorAll("main > section details")].filter(d => !d.open && !d.hidden).length));""")
+    folded = "return [...document.querySelectorAll('details')].filter(d => !d.open).length"
+    before = browser.execute_script(folded)
+    assert before > 0
+    pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"])
+    save(browser, "print.pdf", pdf)
+    assert pdf.startswith(b"%PDF")
+    assert pdf.count(b"/Type /Page\n") > 1
+    assert browser.execute_script("return window.printed") == [0], "everything was unfolded"
+    assert browser.execute_script(folded) == before, "and is folded again"
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        for selector in (".controls", "nav", ".copies", ".slider"):
+            assert seen(browser, selector) == [], selector
+        assert len(seen(browser, ".block")) == 2
+        assert len(seen(browser, "svg.bpc-figure")) > 10
+        # Paper does not scroll: what a box would cut off has to stand outside of it.
+        cut = """return [...document.querySelectorAll(".scroll")].filter(e =>
+          e.checkVisibility() && getComputedStyle(e).overflowX !== "visible").length"""
+        assert browser.execute_script(cut) == 0
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_without_a_script_everything_stays_readable(start: Callable[..., Any], address: str) -> None:
@@ -317,6 +421,12 @@ def test_without_a_script_everything_stays_readable(start: Callable[..., Any], a
     assert not browser.find_element("css selector", ".controls").is_displayed()
     blocks = browser.find_elements("css selector", ".block")
     assert [block.is_displayed() for block in blocks] == [True, True]
+    summaries = browser.find_elements("css selector", ".layout > summary")
+    assert [summary.is_displayed() for summary in summaries] == [True, True]
+    summaries[1].send_keys("\n")
+    sheets = browser.find_elements("css selector", ".sheet")
+    assert len(sheets) > 5
+    assert all(sheet.is_displayed() for sheet in sheets), "the other layout needs no script either"
     assert any(svg.is_displayed() for svg in browser.find_elements("css selector", ".grid-image"))
     between = browser.find_elements("css selector", ".between")
     assert between

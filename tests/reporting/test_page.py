@@ -16,6 +16,7 @@ import pytest
 
 from bpcbench import Session, cli
 from bpcbench.figures.svg import STYLE
+from bpcbench.reporting.formats import Layout
 from bpcbench.reporting.page import report_page
 from bpcbench.reporting.page.charts import Dot, Key, front
 from bpcbench.reporting.page.images import Album
@@ -136,10 +137,42 @@ def test_marks_of_best_second_and_tied_are_those_of_the_table(page: str, view: V
     metrics = dict.fromkeys(row.metric for row in view.rows())
     table = view.table(tuple(metrics), published=True)
     cells = [cell for line in table.lines for cell in line.cells]
-    bodies = "".join(re.findall(r"<tbody>(.*?)</tbody>", page.partition('id="unfinished"')[0], re.S))
-    assert bodies.count("<b>") == sum(cell.best for cell in cells) > 0
-    assert bodies.count("<u>") == sum(cell.second and not cell.best for cell in cells)
-    assert bodies.count('<i title="not distinguishable') == sum(cell.tied for cell in cells) > 0
+    for part in layouts(page).values():
+        bodies = "".join(re.findall(r"<tbody>(.*?)</tbody>", part, re.S))
+        assert bodies.count("<b>") == sum(cell.best for cell in cells) > 0
+        assert bodies.count("<u>") == sum(cell.second and not cell.best for cell in cells)
+        assert bodies.count('<i title="not distinguishable') == sum(cell.tied for cell in cells) > 0
+
+
+def layouts(page: str) -> dict[str, str]:
+    """The tables of a page by their layout, in its order."""
+    parts = page.partition('id="unfinished"')[0].split("<details")[1:]
+    named = [(re.search('data-layout="(.*?)"', part.partition(">")[0]), part) for part in parts]
+    return {found[1]: part for found, part in named if found}
+
+
+def test_the_paper_s_layout_has_a_table_per_metric_with_methods_as_columns(page: str, view: View) -> None:
+    sheets = layouts(page)["paper"].split('<section class="sheet"')[1:]
+    assert len(sheets) == len({row.metric for row in view.rows()})
+    (acc,) = (sheet for sheet in sheets if ">acc % ↑</h3>" in sheet)
+    heads = re.findall(r"<th [^>]*data-line[^>]*><span>(.*?)</span><small> (.*?)</small>", acc)
+    table = view.table(("acc",), published=True)
+    assert [method for method, _ in heads] == [text(line.label("method")) for line in table.lines]
+    rows = re.findall(r'<tr data-filtered data-dataset="spots" data-ipc="(.)">(.*?)</tr>', acc)
+    assert [ipc for ipc, _ in rows] == ["1", "2"]
+    for at, (_, row) in enumerate(rows):
+        cells = row.partition("</th>")[2].split("<td")[2:]
+        shown = [re.search(r"<(b|u|span)>(.*?)</", cell)[2] for cell in cells]  # type: ignore[index]
+        means = [line.cells[at].mean for line in table.lines]
+        printed = [bool(line.published) for line in table.lines]
+        assert shown == ["" if mean == "—" and p else mean for mean, p in zip(means, printed, strict=True)]
+
+
+@pytest.mark.parametrize("layout", ["wide", "paper"])
+def test_the_layout_asked_for_comes_first_and_alone_is_unfolded(view: View, layout: Layout) -> None:
+    found = layouts(report_page(view, layout=layout))
+    assert next(iter(found)) == layout
+    assert [" open" in part.partition(">")[0] for part in found.values()] == [True, False]
 
 
 def test_states_and_reasons_are_listed(outline: Outline) -> None:
@@ -218,6 +251,9 @@ def test_the_command_writes_a_file(
     assert cli.main([*words, "--output", "page.html", "--open"]) == 0
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert opened == [(tmp_path / "page.html").as_uri()]
+    assert cli.main([*words, "--layout", "paper", "--output", "paper.html"]) == 0
+    assert next(iter(layouts((tmp_path / "paper.html").read_text(encoding="utf-8")))) == "paper"
+    (tmp_path / "paper.html").unlink()
     assert cli.main(words) == 0
     (other,) = (path for path in tmp_path.iterdir() if path.name != "page.html")
     assert other.name == "-img-src-x-onerror-window.hacked-1-.html"

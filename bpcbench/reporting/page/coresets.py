@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from bpcbench.figures import image_grid
 from bpcbench.records import FINAL
 from bpcbench.reporting.anytime import kept_snapshots
+from bpcbench.reporting.page.cells import filtered_by
 from bpcbench.reporting.page.document import folded
 from bpcbench.reporting.page.images import Album
 from bpcbench.reporting.page.markup import Html, element, joined
-from bpcbench.reporting.page.results import filtered_by
 from bpcbench.reporting.view import View
 from bpcbench.store.address import Address
 from bpcbench.store.manifest import CellRecord

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bpcbench.figures import Curves, Figure, Reliability, Series, draw, figure_from_json
+from bpcbench.reporting.page.cells import filtered_by
 from bpcbench.reporting.page.charts import Key, Trace, curve_chart
 from bpcbench.reporting.page.document import folded, picture
 from bpcbench.reporting.page.markup import Html, element, joined
-from bpcbench.reporting.page.results import filtered_by
 from bpcbench.reporting.view import View
 from bpcbench.store.manifest import Group
 

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from bpcbench.reporting.leaderboard import ROLES, Block, Entry, Leaderboard, Source
+from bpcbench.reporting.page.cells import heading, marks, number_cell
 from bpcbench.reporting.page.commands import line_command
 from bpcbench.reporting.page.document import document, folded, section
 from bpcbench.reporting.page.markup import Html, element, joined, scrolling, table
-from bpcbench.reporting.page.results import controls, heading, marks, number_cell
+from bpcbench.reporting.page.results import controls
 from bpcbench.reporting.table import Column, Line
 
 _LABELS = ("method", "inference", "network")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bpcbench.reporting.costs import costs
+from bpcbench.reporting.formats import Layout
+from bpcbench.reporting.page.cells import marks
 from bpcbench.reporting.page.charts import Key
 from bpcbench.reporting.page.commands import run_command
 from bpcbench.reporting.page.comparisons import anytime_charts, cost_charts, rank_charts
@@ -14,18 +16,18 @@ from bpcbench.reporting.page.facts import cost_table, provenance, settings, stat
 from bpcbench.reporting.page.figures import evaluator_figures
 from bpcbench.reporting.page.images import Album
 from bpcbench.reporting.page.markup import Html, element, joined
-from bpcbench.reporting.page.results import axis_values, marks, metrics_of, results
+from bpcbench.reporting.page.results import axis_values, metrics_of, results
 from bpcbench.reporting.view import View
 
 _CHARTED = 3
 """Charts are drawn of so many metrics, the first of those shown."""
 
 
-def report_page(view: View, metrics: Sequence[str] = ()) -> str:
+def report_page(view: View, metrics: Sequence[str] = (), layout: Layout = "wide") -> str:
     """Return the report of a suite as one HTML document that needs nothing else, neither plugins nor a network.
 
-    `metrics` are shown at first, by default those of the latest run; the others can be switched to. Raise UserError for
-    an unknown metric.
+    `metrics` are shown at first, by default those of the latest run; the others can be switched to. `layout` is the
+    one of the tables that is shown at first. Raise UserError for an unknown metric.
     """
     manifest = view.manifest
     rows = view.rows()
@@ -39,7 +41,7 @@ def report_page(view: View, metrics: Sequence[str] = ()) -> str:
     costly = costs(manifest, view.store)
     nothing = element("p", "The store has no results of this suite yet.")
     parts: list[tuple[str, str, Html | None]] = [
-        ("results", "Results", results(view, table, chosen, foot) if rows else nothing),
+        ("results", "Results", results(view, table, chosen, foot, layout) if rows else nothing),
         ("unfinished", "Cells without results", unfinished(view)),
         ("ranks", "Ranks", rank_charts(rows, charted, key)),
         ("cost", "Quality and cost", cost_charts(table, costly, charted[:2], key)),

@@ -1,25 +1,30 @@
-"""The tables of results as HTML: a block per data set and number of images per class, and what filters them."""
+"""The tables of results as HTML, in two layouts, and what filters them.
+
+In the layout `wide` there is a block per data set and number of images per class, in `paper` a table per metric.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bpcbench.records import Unit
 from bpcbench.reporting.collect import place_of
+from bpcbench.reporting.formats import LAYOUTS, Layout
+from bpcbench.reporting.page.cells import badge, common_notes, filtered_by, heading, marks, number_cell
 from bpcbench.reporting.page.commands import line_command
+from bpcbench.reporting.page.document import folded
 from bpcbench.reporting.page.markup import Html, element, joined, scrolling
-from bpcbench.reporting.rows import Place, Row, number
+from bpcbench.reporting.page.paper import metric_tables
+from bpcbench.reporting.rows import Place, Row
 from bpcbench.reporting.table import MISSING, Cell, Column, Group, Line, Table
 from bpcbench.reporting.view import View
-from bpcbench.stats import Summary
 from bpcbench.store.manifest import Group as CellGroup
 
 FURTHER_METRICS = 24
 """So many metrics beyond those that the suite shows are in a page."""
 AXES = ("method", "dataset", "ipc", "inference", "network")
 _NAMES = {"dataset": "data set"}
+_LAYOUTS = {"wide": "methods as lines", "paper": "data sets as rows, methods as columns"}
 
 
 @dataclass(frozen=True)
@@ -40,46 +45,53 @@ def metrics_of(view: View, rows: Sequence[Row], wanted: Sequence[str]) -> Metric
     return Metrics(shown, kept, len(further) - len(kept))
 
 
-def results(view: View, table: Table, metrics: Metrics, footnotes: Iterable[str]) -> Html:
-    """Return the controls, all blocks and the footnotes."""
+def results(view: View, table: Table, metrics: Metrics, footnotes: Iterable[str], layout: Layout = "wide") -> Html:
+    """Return the controls, the tables in both layouts and the footnotes; `layout` comes first and is unfolded."""
     groups = {place_of(group): group for group in view.manifest.groups}
     columns = list(dict.fromkeys(column for group in table.groups for column in group.columns))
     blocks = [_block(view, table, group, start, columns, metrics, groups) for group, start in _starts(table)]
-    legend = (
-        "In each column: ",
-        element("b", "bold"),
-        " best, ",
-        element("u", "underlined"),
-        f" second{f', ~ not distinguishable from the best ({table.test})' if table.test else ''}. ",
-        "Point at a number for its n, interval and spread.",
-    )
-    notes = [element("li", joined(legend)), *(element("li", note) for note in footnotes)]
+    sheets = list(metric_tables(view, table, columns, groups))
+    laid_out = {"wide": ("In each column", blocks), "paper": ("In each row", sheets)}
+    parts = [
+        folded(
+            _LAYOUTS[name].capitalize(),
+            element("p", _legend(table, *laid_out[name][:1]), class_="note"),
+            element("div", *laid_out[name][1], class_="blocks"),
+            opened=name == layout,
+            class_="layout",
+            data_layout=name,
+        )
+        for name in sorted(LAYOUTS, key=lambda name: name != layout)
+    ]
+    notes = [element("li", note) for note in footnotes]
     if metrics.left_out:
         notes.append(element("li", f"{metrics.left_out} further metrics are not in this page; --metrics names them."))
     return joined(
         (
-            controls({axis: axis_values(view.manifest.groups, axis) for axis in AXES}, columns, metrics.shown),
-            element("div", *blocks, class_="blocks"),
+            controls({axis: axis_values(view.manifest.groups, axis) for axis in AXES}, columns, metrics.shown, layout),
+            *parts,
             element("p", "No line matches the filters.", class_="nothing", hidden=True),
             element("ul", *notes, class_="notes"),
         )
     )
 
 
+def _legend(table: Table, compared: str) -> Html:
+    words = (
+        f"{compared}: ",
+        element("b", "bold"),
+        " best, ",
+        element("u", "underlined"),
+        f" second{f', ~ not distinguishable from the best ({table.test})' if table.test else ''}. ",
+        "Point at a number for its n, interval and spread.",
+    )
+    return joined(words)
+
+
 def axis_values(groups: Iterable[CellGroup], axis: str) -> list[str]:
     """Return the labels on an axis in the order of the suite; numbers in their own order."""
     values = dict.fromkeys(getattr(group, axis) for group in groups)
     return [str(value) for value in (sorted(values) if axis == "ipc" else values)]
-
-
-def filtered_by(place: Place | CellGroup, *axes: str) -> dict[str, str]:
-    """Return the attributes by which the filters of a page find an element."""
-    return {f"data_{axis}": str(getattr(place, axis)) for axis in axes}
-
-
-def marks(words: Iterable[str]) -> Html:
-    """Return notes of one word as badges; longer notes stand below the table."""
-    return joined(element("span", word, class_="badge") for word in dict.fromkeys(words) if " " not in word)
 
 
 def _starts(table: Table) -> Iterator[tuple[Group, int]]:
@@ -89,8 +101,13 @@ def _starts(table: Table) -> Iterator[tuple[Group, int]]:
         start += len(group.columns)
 
 
-def controls(axes: Mapping[str, Sequence[str]], columns: Sequence[Column], shown: Sequence[str]) -> Html:
-    """Return what filters a page by the values of its axes, chooses columns, and downloads what is shown."""
+def controls(
+    axes: Mapping[str, Sequence[str]], columns: Sequence[Column], shown: Sequence[str], layout: Layout | None = None
+) -> Html:
+    """Return what filters a page by the values of its axes, chooses columns, and downloads what is shown.
+
+    With `layout`, the one that is shown at first, the layout of the tables can be chosen.
+    """
     parts = []
     for axis, values in axes.items():
         if len(values) > 1:
@@ -110,6 +127,9 @@ def controls(axes: Mapping[str, Sequence[str]], columns: Sequence[Column], shown
         ),
     )
     parts.append(element("fieldset", element("legend", "columns"), switch, *boxes, data_columns=True))
+    if layout:
+        choices = [_choice(words, name == layout, name) for name, words in _LAYOUTS.items()]
+        parts.append(element("fieldset", element("legend", "layout"), *choices, data_layouts=True))
     buttons = [
         element("button", words, type="button", data_action=action)
         for action, words in (("reset", "Show everything"), ("csv", "Download CSV"), ("latex", "Download LaTeX"))
@@ -124,6 +144,12 @@ def _box(label: str, checked: bool, **attributes: object) -> Html:
     return element("label", element("input", type="checkbox", checked=checked, **attributes), label, class_="chip")
 
 
+def _choice(label: str, checked: bool, value: str) -> Html:
+    return element(
+        "label", element("input", type="radio", name="layout", checked=checked, value=value), label, class_="chip"
+    )
+
+
 def _block(
     view: View,
     table: Table,
@@ -133,8 +159,7 @@ def _block(
     metrics: Metrics,
     groups: Mapping[Place, CellGroup],
 ) -> Html:
-    inside = [groups[place] for place in groups if (place.dataset, place.ipc) == (group.dataset, group.ipc)]
-    common = [note for note in inside[0].notes if all(note in one.notes for one in inside)] if inside else []
+    common = common_notes(group, groups)
     heads = [element("th", name, scope="col", data_label=name) for name in table.labels]
     for one in group.columns:
         record = view.manifest.metric(one.metric, one.evaluator)
@@ -160,24 +185,6 @@ def _block(
     return element("section", over, scrolling(made, title), class_="block", data_filtered=True, **where)
 
 
-def heading(column: Column, index: int, shown: bool, help: str) -> Html:  # noqa: A002
-    """Return the heading of the column that the controls of a page know as number `index`."""
-    better = {True: "higher is better", False: "lower is better", None: ""}[column.higher_is_better]
-    words = "; ".join(part for part in (help, better, column.evaluator) if part)
-    return element(
-        "th",
-        column.label,
-        scope="col",
-        class_="r",
-        title=words or None,
-        data_c=index,
-        data_shown=shown,
-        data_metric=column.metric,
-        data_evaluator=column.evaluator,
-        data_unit=column.unit or None,
-    )
-
-
 def _row(
     view: View,
     table: Table,
@@ -189,9 +196,8 @@ def _row(
     common: Sequence[str],
 ) -> Html:
     own = [note for note in group.notes if note not in common]
-    aside = [] if line.ranked or line.published else ["not ranked"]
-    badges = joined((marks(own), *(element("span", word, class_="badge") for word in aside)))
-    labels = [element("th", line.label("method"), " ", None if line.published else badges, scope="row")]
+    badges = () if line.published else (marks(own), None if line.ranked else badge("not ranked"))
+    labels = [element("th", line.label("method"), " ", *badges, scope="row")]
     labels += [element("td", line.label(name)) for name in table.labels[1:]]
     numbers = [
         number_cell(cell, column, columns.index(column), line.published)
@@ -207,44 +213,3 @@ def _row(
         data_command=None if line.published else line_command(view.invocation, group),
         **filtered_by(group, "method", "inference", "network"),
     )
-
-
-def number_cell(cell: Cell, column: Column, index: int, published: str = "") -> Html:
-    """Return a number as a cell of a page's table; `published` names the publication that prints it."""
-    summary = cell.summary
-    tag = "b" if cell.best else "u" if cell.second else "span"
-    spread = element("small", f"±{cell.spread}") if cell.spread else None
-    asked = "" if cell.asked is None else f" of {cell.asked}"
-    count = element("small", f" (n={cell.count}{asked})") if cell.count is not None else None
-    partial = element("small", "†", title="averaged over other evaluation seeds") if cell.partial else None
-    tie = element("i", "~", title="not distinguishable from the best") if cell.tied else None
-    known = summary is not None and math.isfinite(summary.mean)
-    return element(
-        "td",
-        element(tag, cell.mean),
-        spread,
-        count,
-        partial,
-        tie,
-        class_="r",
-        title=_told(summary, column.unit, published) if summary is not None else None,
-        data_c=index,
-        data_v=repr(summary.mean) if summary is not None and known else None,
-        data_s=None if summary is None or summary.std is None else repr(summary.std),
-        data_n=summary.n or None if summary is not None else None,
-    )
-
-
-def _told(summary: Summary, unit: Unit, published: str) -> str:
-    if published:
-        return f"{published}; its n is not known"
-    sign = " %" if unit == "percent" else ""
-    parts = [f"n = {summary.n} coreset{'s' if summary.n != 1 else ''}"]
-    if summary.std is not None:
-        parts.append(f"standard deviation {number(unit, summary.std)}{sign}")
-    if summary.low is not None and summary.high is not None:
-        ends = f"{number(unit, summary.low, summary.mean)} to {number(unit, summary.high, summary.mean)}"
-        parts.append(f"95 % interval of the mean {ends}{sign}")
-    if summary.within is not None:
-        parts.append(f"standard deviation over evaluation seeds {number(unit, summary.within)}{sign}")
-    return "; ".join(parts)

@@ -2,12 +2,14 @@
 (() => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const status = document.getElementById("status");
+  const visible = (items) => [...items].filter((item) => !item.hidden);
   const tell = (words) => { if (status) status.textContent = words; };
 
   // Filters: an element with data-filtered is shown while every axis that it names has its value ticked.
   const axes = ["method", "dataset", "ipc", "inference", "network", "source"];
   const controls = document.querySelector(".controls");
   const columnBoxes = all("[data-column]");
+  const shownColumns = () => new Set(columnBoxes.filter((b) => b.checked).map((b) => b.dataset.column));
 
   function filter() {
     const ticked = {};
@@ -15,12 +17,20 @@
       const boxes = all(`input[data-axis="${axis}"]`);
       if (boxes.length) ticked[axis] = new Set(boxes.filter((b) => b.checked).map((b) => b.value));
     }
-    for (const item of all("[data-filtered]")) {
-      item.hidden = axes.some((axis) => {
-        const value = item.getAttribute(`data-${axis}`);
-        return value !== null && ticked[axis] && !ticked[axis].has(value);
-      });
+    const dropped = (item) => axes.some((axis) => {
+      const value = item.getAttribute(`data-${axis}`);
+      return value !== null && ticked[axis] && !ticked[axis].has(value);
+    });
+    for (const item of all("[data-filtered]")) item.hidden = dropped(item);
+    // A table with methods as columns: a heading with data-line is filtered with all cells below it.
+    for (const sheet of all(".sheet")) {
+      const table = sheet.querySelector("table");
+      for (const head of all("th[data-line]", table.tHead)) {
+        head.hidden = dropped(head);
+        for (const row of table.tBodies[0].rows) row.cells[head.cellIndex].hidden = head.hidden;
+      }
     }
+    sheets();
     for (const block of all(".block")) {
       if (!all("tbody tr", block).some((row) => !row.hidden)) block.hidden = true;
     }
@@ -28,9 +38,30 @@
     if (nothing) nothing.hidden = all(".block").some((block) => !block.hidden);
   }
 
+  function sheets() {
+    const shown = shownColumns();
+    for (const sheet of all(".sheet")) {
+      const table = sheet.querySelector("table");
+      sheet.hidden = !shown.has(sheet.dataset.c) || !visible(table.tBodies[0].rows).length
+        || !visible(all("th[data-line]", table.tHead)).length;
+    }
+  }
+
   function columns() {
-    const shown = new Set(columnBoxes.filter((b) => b.checked).map((b) => b.dataset.column));
-    for (const cell of all(".results [data-c]")) cell.hidden = !shown.has(cell.dataset.c);
+    const shown = shownColumns();
+    for (const cell of all(".block [data-c]")) cell.hidden = !shown.has(cell.dataset.c);
+    sheets();
+  }
+
+  // Layouts: one of them is shown, unfolded; without a script all are there, folded.
+  const layoutBoxes = all("[data-layouts] input");
+  const layout = () => (layoutBoxes.find((b) => b.checked) || {}).value || "wide";
+  function layOut() {
+    for (const part of all(".layout")) {
+      part.open = true;
+      part.hidden = part.dataset.layout !== layout();
+      part.querySelector("summary").hidden = true;
+    }
   }
 
   function choose(which) {
@@ -72,9 +103,9 @@
   for (const th of all(".results thead th")) {
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = th.textContent;
+    button.append(...th.childNodes);
     button.addEventListener("click", () => sort(th));
-    th.replaceChildren(button);
+    th.append(button);
   }
 
   // Commands.
@@ -91,7 +122,7 @@
     }
     tell("Copied: " + words);
   }
-  for (const table of all(".results")) {
+  for (const table of all(".block .results")) {
     const head = document.createElement("th");
     head.scope = "col";
     head.className = "copies";
@@ -119,7 +150,6 @@
   }
 
   // Downloads: what is shown, as it is sorted.
-  const visible = (items) => [...items].filter((item) => !item.hidden);
   function shownBlocks() {
     return visible(all(".block")).map((block) => {
       const table = block.querySelector("table");
@@ -157,50 +187,71 @@
     "|": "\\textbar{}", "[": "{[}", "*": "{*}", "±": "$\\pm$", "—": "---", "↑": "$\\uparrow$", "↓": "$\\downarrow$", "†": "$^{\\dagger}$" };
   const tex = (words) => words.replace(/\s+/g, " ").replace(/[\\{}$&#_%~^<>|[*±—↑↓†]/g, (c) => special[c]);
 
-  function latex() {
-    const blocks = shownBlocks();
+  // The lines of all blocks: a name for each, and its row in every block that has it.
+  function shownLines(blocks) {
     const names = ["method", "inference", "network", "source"].filter(
       (name, i) => i === 0 || new Set(blocks.flatMap((b) => b.lines.map((l) => l.dataset[name]))).size > 1);
     const lines = new Map();
     blocks.forEach((block, b) => {
       for (const line of block.lines) {
-        const d = line.dataset;
-        const key = JSON.stringify([d.method, d.inference, d.network, d.published || "", d.source || "", d.line || ""]);
-        if (!lines.has(key)) lines.set(key, []);
-        lines.get(key)[b] = line;
+        const { method, inference, network, published = "", source = "", line: configuration = "" } = line.dataset;
+        const key = JSON.stringify([method, inference, network, published, source, configuration]);
+        if (!lines.has(key)) {
+          const labels = { method: published ? `${method} (${published})` : method, inference, network, source };
+          lines.set(key, { labels: names.map((name) => tex(labels[name])), rows: [] });
+        }
+        lines.get(key).rows[b] = line;
       }
     });
-    const count = blocks.reduce((sum, block) => sum + block.heads.length, 0);
-    const rows = [];
-    let at = names.length + 1;
-    const over = names.map(() => ""), rules = [];
-    for (const block of blocks) {
-      const wide = block.heads.length;
-      if (!wide) continue;
-      over.push(`\\multicolumn{${wide}}{c}{${tex(block.dataset + " ipc " + block.ipc)}}`);
-      rules.push(`\\cmidrule(lr){${at}-${at + wide - 1}}`);
-      at += wide;
-    }
-    rows.push(over.join(" & ") + " \\\\", rules.join(""));
-    rows.push([...names, ...blocks.flatMap((b) => b.heads.map((h) => tex(h.textContent)))].join(" & ") + " \\\\", "\\midrule");
-    for (const [key, found] of lines) {
-      const [method, inference, network, published, source] = JSON.parse(key);
-      const labels = { method: published ? `${method} (${published})` : method, inference, network, source };
-      const cells = blocks.flatMap((block, b) => block.heads.map((head) => {
-        const cell = found[b] && cellOf(found[b], head);
-        if (!cell) return "";
-        const main = tex(cell.firstElementChild.textContent);
-        const tag = cell.firstElementChild.tagName;
-        const rest = all("small", cell).map((s) => tex(s.textContent)).join("");
-        const styled = tag === "B" ? `\\textbf{${main}}` : tag === "U" ? `\\underline{${main}}` : main;
-        return styled + rest + (cell.querySelector("i") ? "$^{\\sim}$" : "");
-      }));
-      rows.push([...names.map((name) => tex(labels[name])), ...cells].join(" & ") + " \\\\");
-    }
-    const form = "l".repeat(names.length) + "c".repeat(count);
-    return ["% needs \\usepackage{booktabs}", `\\begin{tabular}{${form}}`, "\\toprule", ...rows, "\\bottomrule",
-      "\\end{tabular}", ""].join("\n");
+    return [names, [...lines.values()]];
   }
+
+  function texCell(line, head) {
+    const cell = line && head && cellOf(line, head);
+    if (!cell) return "";
+    const main = tex(cell.firstElementChild.textContent);
+    const tag = cell.firstElementChild.tagName;
+    const rest = all("small", cell).map((s) => tex(s.textContent)).join("");
+    const styled = tag === "B" ? `\\textbf{${main}}` : tag === "U" ? `\\underline{${main}}` : main;
+    return styled + rest + (cell.querySelector("i") ? "$^{\\sim}$" : "");
+  }
+
+  // A tabular: names of the label columns, groups of columns as [heading, headings], rows of texts.
+  function tabular(labels, groups, rows) {
+    const line = (cells) => cells.join(" & ") + " \\\\";
+    let at = labels.length + 1;
+    const rules = groups.map(([, heads]) => `\\cmidrule(lr){${at}-${(at += heads.length) - 1}}`);
+    const over = groups.map(([name, heads]) => `\\multicolumn{${heads.length}}{c}{${name}}`);
+    return ["% needs \\usepackage{booktabs}", `\\begin{tabular}{${"l".repeat(labels.length)}${"c".repeat(at - labels.length - 1)}}`,
+      "\\toprule", line([...labels.map(() => ""), ...over]), rules.join(""),
+      line([...labels, ...groups.flatMap(([, heads]) => heads)]), "\\midrule",
+      ...rows.map((row) => (typeof row === "string" ? row : line(row))), "\\bottomrule", "\\end{tabular}", ""].join("\n");
+  }
+
+  function wideLatex(blocks) {
+    const [names, lines] = shownLines(blocks);
+    const some = blocks.map((block, b) => [block, b]).filter(([block]) => block.heads.length);
+    const groups = some.map(([block]) => [tex(`${block.dataset} ipc ${block.ipc}`), block.heads.map((h) => tex(h.textContent))]);
+    const rows = lines.map((line) => [...line.labels,
+      ...some.flatMap(([block, b]) => block.heads.map((head) => texCell(line.rows[b], head)))]);
+    return tabular(names, groups, rows);
+  }
+
+  function paperLatex(blocks) {
+    const [, lines] = shownLines(blocks);
+    const heads = new Map(blocks.flatMap((block) => block.heads.map((head) => [head.dataset.c, tex(head.textContent)])));
+    const groups = lines.map((line) => [line.labels.join(" / "), [...heads.values()]]);
+    const rows = blocks.flatMap((block, b) => {
+      const same = b > 0 && blocks[b - 1].dataset === block.dataset;
+      const cells = lines.flatMap((line) => [...heads.keys()].map(
+        (c) => texCell(line.rows[b], block.heads.find((head) => head.dataset.c === c))));
+      const row = [same ? "" : tex(block.dataset), block.ipc, ...cells];
+      return b > 0 && !same ? ["\\midrule", row] : [row];
+    });
+    return tabular(["data set", "ipc"], groups, rows);
+  }
+
+  const latex = () => (layout() === "paper" ? paperLatex : wideLatex)(shownBlocks());
 
   function download(name, type, words) {
     const link = document.createElement("a");
@@ -230,6 +281,7 @@
     controls.addEventListener("change", (event) => {
       if (event.target.matches("[data-axis]")) filter();
       else if (event.target.matches("[data-column]")) columns();
+      else if (event.target.name === "layout") layOut();
       else if (event.target.id === "metric") choose(event.target.value);
     });
     controls.addEventListener("click", (event) => {
@@ -238,6 +290,7 @@
     });
     choose("shown");
     filter();
+    layOut();
   }
 
   // Coresets: a slider from the start to the end, in place of the list of snapshots.
