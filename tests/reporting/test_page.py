@@ -19,10 +19,12 @@ from bpcbench.figures.svg import STYLE
 from bpcbench.reporting.formats import Layout
 from bpcbench.reporting.page import report_page
 from bpcbench.reporting.page.charts import Dot, Key, front
+from bpcbench.reporting.page.comparisons import agreement_charts
 from bpcbench.reporting.page.images import Album
 from bpcbench.reporting.page.markup import Html, element, text
 from bpcbench.reporting.page.ranks import mean_ranks
 from bpcbench.reporting.rows import Row
+from bpcbench.reporting.table import build
 from bpcbench.reporting.view import View
 
 
@@ -310,6 +312,28 @@ def test_the_front_has_what_no_other_beats_in_both() -> None:
     dots = [Dot(name, "m", "i", x, y) for name, (x, y) in values.items()]
     assert [dot.label for dot in front(dots, True)] == ["cheap", "dear"]
     assert [dot.label for dot in front(dots, False)] == ["cheap", "worse"]
+
+
+def test_agreement_is_drawn_beside_what_all_data_reach() -> None:
+    values = {"a": [[0.7, 0.8]], "b": [[0.9, 0.9]], "whole": [[0.95, 0.95]]}
+    rows = [
+        *rank_rows(values, metric="agreement", evaluator="posterior"),
+        *rank_rows({"a": [[0.3, 0.2]]}, metric="total_variation", evaluator="posterior", higher_is_better=False),
+        *rank_rows(values),
+    ]
+    key = Key(("a", "b", "whole"), ("i",))
+    table = build(rows, ("acc", "agreement", "total_variation"))
+    drawn = str(agreement_charts(table, ["whole"], key))
+    assert drawn.count("<figure") == 2
+    first, second = drawn.split("<figure")[1:]
+    assert "whole / i 0.95; b / i 0.9; a / i 0.75" in first, "the closest first"
+    assert first.count('class="line level"') == 1
+    assert first.count("<title>whole / i</title>") == 1
+    assert "a / i 0.25" in second
+    assert 'class="line level"' not in second
+    assert "Lines down: whole, all training data" in drawn
+    assert "Lines down" not in str(agreement_charts(table, [], key))
+    assert agreement_charts(build(rows, ("acc",)), ["whole"], key) is None
 
 
 def test_looks_are_of_methods_and_inferences() -> None:

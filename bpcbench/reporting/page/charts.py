@@ -101,22 +101,37 @@ class Trace:
 
 @dataclass(frozen=True)
 class Level:
-    """A line of a table that has no curve: it stands at one height."""
+    """A line of a table that stands at one value, whatever the other axis says."""
 
     label: str
     method: str
     inference: str
-    y: float
+    value: float
 
 
-def interval_chart(title: str, x: str, note: str, entries: Sequence[Interval], key: Key) -> Html:
-    """Return means with intervals, one below the other, the smallest first."""
-    ordered = sorted(entries, key=lambda entry: entry.mean)
-    axis = spanning((v for e in entries for v in (e.mean, e.low, e.high) if v is not None), 0.05)
+def interval_chart(
+    title: str,
+    x: str,
+    note: str,
+    entries: Sequence[Interval],
+    key: Key,
+    *,
+    levels: Sequence[Level] = (),
+    higher_first: bool = False,
+) -> Html:
+    """Return means with intervals, one below the other, by their size; levels are lines from top to bottom."""
+    ordered = sorted(entries, key=lambda entry: entry.mean, reverse=higher_first)
+    values = [v for e in entries for v in (e.mean, e.low, e.high) if v is not None]
+    axis = spanning((*values, *(level.value for level in levels)), 0.05)
     paper = Paper(title, note)
     left = 20 + min(max(text_width(entry.label) for entry in entries), 130)
     frame = Frame(paper, axis, Axis(0, 1), left, paper.top, _RANKS_WIDTH, 20 * len(entries) + 4)
     frame.axes(x, "", axis.ticks(5), ())
+    for level in levels:
+        paper.add(f'<g class="{key.colour(level.method)}">')
+        down = f"M{frame.x(level.value):.1f} {frame.top:.1f}V{frame.bottom:.1f}"
+        paper.path("line level", down, key.dash(level.inference))
+        paper.add(f"{_tip(level.label)}</g>")
     for row, entry in enumerate(ordered):
         at = frame.top + 12 + 20 * row
         paper.text(left - 6, at + 4, fitted(entry.label, 130), "end")
@@ -182,7 +197,7 @@ def curve_chart(
     """
     x, y = axes
     every = [trace.series for trace in traces]
-    heights = [v for one in every for v in (*one.y, *one.low, *one.high)] + [level.y for level in levels]
+    heights = [v for one in every for v in (*one.y, *one.low, *one.high)] + [level.value for level in levels]
     x_axis = spanning((v for one in every for v in one.x), 0.02 if markers else 0.0, log_x)
     unit = Axis(0, 1)
     frame = _frame(title, note, unit if diagonal else x_axis, unit if diagonal else spanning(heights), x, y)
@@ -190,9 +205,9 @@ def curve_chart(
         corners = f"M{frame.left:.1f} {frame.bottom:.1f}L{frame.right:.1f} {frame.top:.1f}"
         frame.paper.path("axis", corners, ' stroke-dasharray="2 3"')
     for level in levels:
-        if math.isfinite(level.y):
+        if math.isfinite(level.value):
             frame.paper.add(f'<g class="{key.colour(level.method)}">')
-            across = f"M{frame.left:.1f} {frame.y(level.y):.1f}H{frame.right:.1f}"
+            across = f"M{frame.left:.1f} {frame.y(level.value):.1f}H{frame.right:.1f}"
             frame.paper.path("line level", across, key.dash(level.inference))
             frame.paper.add(f"{_tip(level.label)}</g>")
     for trace in traces:

@@ -1,9 +1,9 @@
-"""The charts that compare the lines of a table: ranks, cost against quality, quality against time."""
+"""The charts that compare the lines of a table: ranks, closeness to the posterior, cost and time against quality."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from bpcbench.figures import Series
 from bpcbench.records import Unit
@@ -23,13 +23,15 @@ from bpcbench.reporting.page.charts import (
 from bpcbench.reporting.page.markup import Html, element, joined
 from bpcbench.reporting.page.ranks import mean_ranks
 from bpcbench.reporting.rows import Row, with_unit
-from bpcbench.reporting.table import Table
+from bpcbench.reporting.table import Column, Group, Table
 from bpcbench.reporting.view import View
 from bpcbench.stats import Summary
 from bpcbench.store.invocations import Invocation, invocations
 
 CHARTS = 24
 """So many charts of one kind are in a page."""
+AGREEMENT = ("agreement", "total_variation")
+"""The metrics that compare predictions with those of the posterior given all data, as `posterior` names them."""
 _SHORTEST = 0.01
 _Line = tuple[str, str, str]
 
@@ -58,6 +60,54 @@ def rank_charts(rows: Sequence[Row], metrics: Sequence[str], key: Key) -> Html |
         return None
     words = "Ranks within each data set and number of images per class, averaged over these; lines that all have."
     return joined((element("p", words, class_="note"), element("div", *charts, class_="cards")))
+
+
+def agreement_charts(table: Table, ceilings: Collection[str], key: Key) -> Html | None:
+    """Return how close every line comes to the posterior given all data, a chart per block, evaluator and metric.
+
+    `ceilings` are the methods that have all data themselves: what they reach is drawn through the chart. None if no
+    evaluator measures it.
+    """
+    several = len({line.network for line in table.lines}) > 1
+    charts: list[Html] = []
+    skipped = 0
+    for (group, column), cells in _columns(table):
+        found = [(line, cell) for line, cell in cells if math.isfinite(cell.mean)]
+        if column.metric not in AGREEMENT or not found:
+            continue
+        if len(charts) >= CHARTS:
+            skipped += 1
+            continue
+        bars = [
+            Interval(
+                _label(*line, several),
+                line[0],
+                summary.mean,
+                None if summary.std is None else summary.mean - summary.std,
+                None if summary.std is None else summary.mean + summary.std,
+            )
+            for line, summary in found
+        ]
+        levels = [Level(_label(*line, several), *line[:2], cell.mean) for line, cell in found if line[0] in ceilings]
+        title = f"{group.dataset}, {group.ipc} per class"
+        note = "bars: ± the standard deviation"
+        higher = bool(column.higher_is_better)
+        chart = interval_chart(title, column.label, note, bars, key, levels=levels, higher_first=higher)
+        where = {"data_dataset": group.dataset, "data_ipc": str(group.ipc)}
+        charts.append(element("figure", chart, class_="card", data_filtered=True, **where))
+    if not charts:
+        return None
+    words = (
+        "Predictions beside those of the posterior given all training data: the share of images of which both predict "
+        "the same class, and the total variation distance of their probabilities. "
+    )
+    if ceilings:
+        words += (
+            f"Lines down: {', '.join(ceilings)}, all training data under an inference of the suite. Under that of the "
+            "reference it is as close as another run of the reference comes, and no coreset can be expected closer."
+        )
+    more = element("p", f"{skipped} further charts are not shown.", class_="note") if skipped else None
+    return joined((element("p", words, class_="note"), element("div", *charts, class_="cards"), more))
 
 
 def cost_charts(table: Table, costs: Sequence[Cost], metrics: Sequence[str], key: Key) -> Html | None:
@@ -159,19 +209,20 @@ _Cells = list[tuple[_Line, Summary]]
 def _blocks(table: Table, metrics: Sequence[str]) -> dict[tuple[str, int, str], tuple[Unit, bool | None, _Cells]]:
     """Return the measured cells of every data set, ipc and metric, with the unit and the direction of the metric."""
     blocks: dict[tuple[str, int, str], tuple[Unit, bool | None, _Cells]] = {}
-    start = 0
-    for group in table.groups:
-        for index, column in enumerate(group.columns, start):
-            name = (group.dataset, group.ipc, column.metric)
-            if column.metric in metrics and name not in blocks:
-                cells = [
-                    ((line.method, line.inference, line.network), summary)
-                    for line in table.lines
-                    if not line.published and (summary := line.cells[index].summary) is not None
-                ]
-                blocks[name] = (column.unit, column.higher_is_better, cells)
-        start += len(group.columns)
+    for (group, column), cells in _columns(table):
+        name = (group.dataset, group.ipc, column.metric)
+        if column.metric in metrics and name not in blocks:
+            blocks[name] = (column.unit, column.higher_is_better, cells)
     return blocks
+
+
+def _columns(table: Table) -> Iterator[tuple[tuple[Group, Column], _Cells]]:
+    """Yield every column, under its group, with its measured cells."""
+    columns = [(group, column) for group in table.groups for column in group.columns]
+    for index, column in enumerate(columns):
+        measured = (line for line in table.lines if not line.published)
+        cells = [(line, line.cells[index].summary) for line in measured]
+        yield column, [((one.method, one.inference, one.network), found) for one, found in cells if found is not None]
 
 
 def _series(line: Sequence[Point], metric: str, unit: Unit) -> Series:

@@ -9,7 +9,7 @@ from bpcbench.reporting.formats import Layout
 from bpcbench.reporting.page.cells import marks
 from bpcbench.reporting.page.charts import Key
 from bpcbench.reporting.page.commands import run_command
-from bpcbench.reporting.page.comparisons import anytime_charts, cost_charts, rank_charts
+from bpcbench.reporting.page.comparisons import agreement_charts, anytime_charts, cost_charts, rank_charts
 from bpcbench.reporting.page.coresets import coreset_pictures
 from bpcbench.reporting.page.document import document, section
 from bpcbench.reporting.page.facts import cost_table, provenance, settings, state, unfinished
@@ -19,6 +19,8 @@ from bpcbench.reporting.page.markup import Html, element, joined
 from bpcbench.reporting.page.results import axis_values, metrics_of, results
 from bpcbench.reporting.view import View
 
+_ALL_DATA = "whole"
+"""The method that has all training data."""
 _CHARTED = 3
 """Charts are drawn of so many metrics, the first of those shown."""
 
@@ -37,6 +39,8 @@ def report_page(view: View, metrics: Sequence[str] = (), layout: Layout = "wide"
     foot = view.table(chosen.shown, published=published).footnotes
     key = Key(tuple(axis_values(manifest.groups, "method")), tuple(axis_values(manifest.groups, "inference")))
     charted = chosen.shown[:_CHARTED]
+    used = {group.method: group.plugins.get("method") for group in manifest.groups}
+    ceilings = [method for method, plugin in used.items() if plugin is not None and plugin.name == _ALL_DATA]
     album = Album()
     costly = costs(manifest, view.store)
     nothing = element("p", "The store has no results of this suite yet.")
@@ -44,6 +48,7 @@ def report_page(view: View, metrics: Sequence[str] = (), layout: Layout = "wide"
         ("results", "Results", results(view, table, chosen, foot, layout) if rows else nothing),
         ("unfinished", "Cells without results", unfinished(view)),
         ("ranks", "Ranks", rank_charts(rows, charted, key)),
+        ("agreement", "Posterior agreement", agreement_charts(table, ceilings, key)),
         ("cost", "Quality and cost", cost_charts(table, costly, charted[:2], key)),
         ("anytime", "Quality over time", anytime_charts(view, table, charted, key)),
         ("coresets", "Coresets", coreset_pictures(view, album)),
@@ -53,7 +58,7 @@ def report_page(view: View, metrics: Sequence[str] = (), layout: Layout = "wide"
         ("provenance", "Provenance", provenance(view, run_command(view.invocation))),
     ]
     shown = [(anchor, title, content) for anchor, title, content in parts if content is not None]
-    charts = {"ranks", "cost", "anytime", "figures"}
+    charts = {"ranks", "agreement", "cost", "anytime", "figures"}
     legend = key.legend()
     sections = [
         section(anchor, title, legend if anchor in charts else None, content) for anchor, title, content in shown
