@@ -372,6 +372,10 @@ class Evaluator(Plugin, abc.ABC):
         """Return what the evaluator itself needs, by role."""
         return {}
 
+    def notes(self, split: str) -> tuple[str, ...]:
+        """Return the notes that every table of this evaluator's metrics on the evaluated `split` must carry."""
+        return ()
+
     def reference(self, facts: Facts) -> Reference | None:
         """Return the reference whose predictions of the same splits `score` reads in `inputs.reference`, or None."""
         return None

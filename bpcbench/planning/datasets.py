@@ -24,8 +24,9 @@ class ResolvedDataset:
     """One data set of the suite: its facts, its training data, and the splits that each evaluator asks for.
 
     `notes` are what every table must say of the data: the marks of its own facts, those of other data sets after their
-    names, what is a subset, what is converted and what is left out. `missing` says, for each evaluator that cannot do
-    without another data set, what to place where. `left_out` says what an evaluator does without, and why.
+    names, what is a subset, what is converted, what is left out, and what evaluators say of their metrics. `missing`
+    says, for each evaluator that cannot do without another data set, what to place where. `left_out` says what an
+    evaluator does without, and why.
     """
 
     plugin: Dataset
@@ -54,7 +55,8 @@ def resolve_dataset(lookup: Lookup, suite: Suite, sources: Sources, dataset: Dat
         except MissingData as error:
             missing[name] = str(error)
     union = {split.member: split for group in splits.values() for split in group}
-    notes = tuple(dict.fromkeys((*facts.marks, *requested.notes)))
+    said = [note for name in splits for note in suite.evaluators[name].notes(suite.split)]
+    notes = tuple(dict.fromkeys((*facts.marks, *requested.notes, *said)))
     return ResolvedDataset(
         dataset, facts, training, splits, union, missing, requested.images, notes, tuple(requested.left_out)
     )

@@ -14,6 +14,10 @@ from bpcbench.figures import Curves, Figure, Reliability, Series
 from bpcbench.records import Array, EvaluatorInputs, Facts, Metric, Predictions, Scores, SplitRef
 
 _HELD_OUT = SplitRef("validation", optional=True)
+NOT_HELD_OUT = (
+    "nll_ts is not held out: its temperature is fitted on the validation tenth of train, which coresets were distilled "
+    "with"
+)
 _COVERAGES = (80, 90)
 _POINTS = 100
 
@@ -28,7 +32,8 @@ class Classification(Evaluator):
 
     With `temperature`, also `nll_ts`, the NLL after dividing all log-probabilities by one `temperature`, fitted on the
     validation part of the training data with a prior log T ~ N(0, 1), without which a part that is classified without
-    an error would have T = 0; there is none while settings are chosen, since that part is then what is evaluated.
+    an error would have T = 0. Final coresets were distilled with that part, as every table says. While settings are
+    chosen there is no temperature, since that part is then what is evaluated.
     With `legacy`, for inferences that sample, also `nll_batch128`, as reference code computes it.
     """
 
@@ -43,6 +48,10 @@ class Classification(Evaluator):
     def splits(self, facts: Facts) -> Sequence[SplitRef]:
         """Return the evaluation split, and the one to fit the temperature on."""
         return (SplitRef(), _HELD_OUT) if self.temperature else (SplitRef(),)
+
+    def notes(self, split: str) -> tuple[str, ...]:
+        """Mark a temperature that is fitted on data of the distillation: all but that for choosing settings."""
+        return (NOT_HELD_OUT,) if self.temperature and split != _HELD_OUT.split else ()
 
     def score(self, predictions: Mapping[SplitRef, Predictions], inputs: EvaluatorInputs) -> Scores:
         """Return the metrics of the evaluation split."""

@@ -4,7 +4,7 @@ Data sets, methods and metrics of the file have the names of our plugins. Which 
 
 - `main`, `large`: every method under its own inference, with the network its coresets are learned with; FRePo's also
   without normalisation, as in its authors' evaluation. VBPC is compared as the paper sets it: initial images are real,
-  Adam, learned labels, noise. Budgets and widths may differ.
+  Adam, learned labels, the paper's augmentations with noise. Budgets and widths may differ.
 - `cifar10c`: the same cells, metrics `CORRUPTION/acc` and `CORRUPTION/nll`, means over severities.
 - `ood_detection`: the same cells, metrics `SET/auroc` and so on by the evaluator's default score; the paper does not
   say by which score it detects.
@@ -71,8 +71,15 @@ _OWN_INFERENCE = {
 }
 _LEARNED_WITH = {"vbpc": ("conv-bn",), "frepo": ("conv-bn",), "rcig": ("conv-bn", "conv-nn")}
 """The networks that coresets of the main table are learned with; those of the others: conv-bn, conv-in."""
-_SETTINGS: Mapping[str, Any] = {"init": "real", "optimiser": "adam", "learn_labels": True, "noise": True}
-"""VBPC as in the main table; every ablation of the first kind changes one of these."""
+_SETTINGS: Mapping[str, Any] = {
+    "init": "real",
+    "optimiser": "adam",
+    "learn_labels": True,
+    "augmentation": "paper",
+    "noise": True,
+}
+"""VBPC as in the main table; every ablation of the first kind changes one of these. `noise` is one of the operations of
+`augmentation`: where nothing is augmented there is none, whatever it says."""
 _PRECISIONS: Mapping[str, Any] = {**_SETTINGS, "updates": 100, "gamma": 100.0, "rho": 10.0}
 """VBPC as in the ablations on CIFAR-100 at 10 images per class."""
 _TASKS, _CLASSES = 5, 100

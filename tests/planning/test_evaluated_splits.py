@@ -25,6 +25,7 @@ from bpcbench.running.predictions import read_predictions
 from bpcbench.store.address import Address
 from bpcbench.store.store import Store
 from bpcbench.suite.files import load
+from bpcbench_evaluators.classification import NOT_HELD_OUT
 
 Planning = Callable[..., Plan]
 
@@ -196,7 +197,8 @@ def test_while_tuning_no_temperature_is_fitted_on_what_is_evaluated(planning: Pl
     reason = "nothing is held out beside the validation split, which is evaluated"
     assert notes(tuning) == ("toy", reason)
     assert tuning.notes == (f"evaluators.classification does without a split: {reason}",)
-    assert notes(final) == ("toy",)
+    assert notes(final) == ("toy", NOT_HELD_OUT)
+    assert NOT_HELD_OUT not in notes(planning("evaluators={classification: {temperature: false}}"))
     with pytest.raises(UserError, match="no test split may be predicted, and an evaluator asks for 'test' of blobs"):
         planning("evaluators={ood: {sets: [blobs]}}", "split=validation")
 
@@ -253,7 +255,7 @@ def test_a_run_predicts_what_the_plan_describes(
     assert not any(metric.startswith("gone/") for metric in found)
     assert {row.notes for row in rows} == {
         ("toy", "15 of 20 test images", "blobs: toy", "blobs: 15 of 20 images", "tall: generated",
-         "tall: colour made grey, resized to 4x4", "tall: 15 of 30 images", "gone: not there, left out")
+         "tall: colour made grey, resized to 4x4", "tall: 15 of 30 images", "gone: not there, left out", NOT_HELD_OUT)
     }  # fmt: skip
     store = Store.open(tmp_path / "out")
     plan = Session(file, ["seeds=1", "ipc=1"], out=tmp_path / "another", data=str(tmp_path)).plan()

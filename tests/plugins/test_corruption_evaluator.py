@@ -180,6 +180,7 @@ def test_the_papers_table_stands_below_ours_in_the_same_columns() -> None:
         "init": "real",
         "optimiser": "adam",
         "learn_labels": True,
+        "augmentation": "paper",
         "noise": True,
     }
     places = {row.method: Place("cifar10", 10, row.method, "vi", "conv-bn") for row in rows}

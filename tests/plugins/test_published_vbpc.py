@@ -28,6 +28,7 @@ OPTIONS: dict[str, Any] = {
     "init": "real",
     "optimiser": "adam",
     "learn_labels": True,
+    "augmentation": "paper",
     "noise": True,
     "updates": 100,
     "gamma": 100.0,
@@ -187,6 +188,25 @@ def test_ablation_of_the_inferences_steps(paper: Publication) -> None:
 
 def test_an_ablated_method_is_not_the_main_one(paper: Publication) -> None:
     assert printed(paper, VBPC, dataset="mnist", method_options=OPTIONS | {"noise": False}) == ""
+
+
+@pytest.mark.parametrize("augmentation", ["none", "paper-quiet", "paper-all", "frepo"])
+@pytest.mark.parametrize("noise", [True, False])
+def test_other_augmentations_are_neither_the_main_method_nor_a_row_of_the_ablation_of_noise(
+    paper: Publication, augmentation: str, noise: bool
+) -> None:
+    options = OPTIONS | {"augmentation": augmentation, "noise": noise}
+    for query in (VBPC, replace(VBPC, dataset="cifar100")):
+        assert printed(paper, query, method_options=options) == ""
+    assert printed(paper, VBPC, inference="frepo", native=False, method_options=options) == ""
+
+
+def test_coresets_of_cpu_sized_suites_without_augmentation_have_no_published_number(tmp_path: Path) -> None:
+    for name, expected in (("cpu/mnist", set()), ("cpu/ablations/noise", {"vbpc"})):
+        words = ["seeds={distil: 1, evaluate: 1}"]
+        plan = Session(name, words, data=str(tmp_path), out=tmp_path / "no").prepare(declare=True).plan
+        manifest = manifest_of(plan, source=name, request="", publications=[publication()])
+        assert {group.method for group in manifest.groups if group.published} == expected
 
 
 def test_corruption_and_detection_have_their_own_tables(paper: Publication) -> None:

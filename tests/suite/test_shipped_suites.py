@@ -14,7 +14,9 @@ import yaml
 import bpcbench
 from bpcbench import Session
 from bpcbench.records import Coreset, Facts
-from bpcbench.suite.files import load, shipped
+from bpcbench.suite.files import load, read, shipped
+from bpcbench.suite.space import declared, trial_document
+from bpcbench.suite.validation import validate
 from bpcbench_bpc.method import sghmc_options
 from bpcbench_distill.method import FRePo
 from bpcbench_torch.networks import ConvBN, ConvIN, ConvNN
@@ -206,6 +208,46 @@ def test_an_ablation_changes_one_thing(name, registry):
                 assert len(changed) == (label != "vbpc"), (label, changed)
 
 
+SAME_ON_MNIST = {("cpu/ablations/gamma", "vbpc-10"), ("cpu/ablations/pool_steps", "vbpc-20")}
+"""Methods of CPU-sized ablations whose value is the one that was tuned on MNIST, as their suites say."""
+
+
+@pytest.mark.parametrize("name", [name for name in SUITES if name.startswith("cpu/ablations/")])
+def test_a_cpu_sized_ablation_changes_one_thing(name, registry):
+    """In every cell a method differs from `vbpc` in one respect; two that differ together are named."""
+    together = {"vbpc-lamb": {"optimiser", "lr", "final_lr"}, "vbpc-single": {"pool", "updates"}}
+    suite = load(registry, name)
+    for (dataset, ipc), setting in suite.settings.items():
+        if (dataset, ipc) == ("mnist", 1):
+            assert suite.excluded(dataset=dataset, ipc=ipc, method="vbpc", inference="vi", network="conv-bn")
+            continue
+        assert {(vi.rho, vi.gamma) for vi in setting.inferences.values()} == {(None, None)}
+        base = asdict(setting.methods["vbpc"].plugin)
+        for label, method in setting.methods.items():
+            options = asdict(method.plugin)
+            changed = {key for key in base if options[key] != base[key]} - {"evaluation_steps"}
+            if dataset == "mnist" and (name, label) in SAME_ON_MNIST:
+                assert changed == set()
+            else:
+                assert len(changed) == (label != "vbpc") or changed == together.get(label), (dataset, ipc, changed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in SUITES
+        if name.startswith("cpu/ablations/") and not name.endswith(("/noise", "/readings", "/uniform", "/search"))
+    ],
+)
+def test_cpu_sized_ablations_share_the_unchanged_coresets(name, registry):
+    setting = load(registry, name).settings
+    digits, mnist = (load(registry, other).settings for other in ("cpu/digits", "cpu/bpc-mnist"))
+    for ipc in (1, 10):
+        assert setting["digits", ipc].methods["vbpc"] == digits["digits", ipc].methods["vbpc"]
+    assert setting["mnist", 10].methods["vbpc"] == mnist["mnist", 10].methods["vbpc"]
+
+
 def test_both_optimisers_of_the_ablation_have_their_own_rates(registry):
     methods = load(registry, "paper/ablations/optimiser").settings["cifar10", 1].methods
     adam, lamb = (methods[label].plugin for label in ("vbpc", "vbpc-lamb"))
@@ -230,6 +272,25 @@ def test_evaluation_steps_share_one_coreset(registry):
     setting = load(registry, "paper/ablations/evaluation_steps").settings["cifar100", 10]
     assert list(setting.methods) == ["vbpc"]
     assert sorted(one.steps for one in setting.inferences.values()) == [400, 800, 1200, 1600, 2000]
+
+
+@pytest.mark.parametrize("name", ["paper/ablations/search", "cpu/ablations/search"])
+def test_the_search_has_the_grids_of_the_paper(name, registry):
+    """Powers of ten from -5 to 5 for rho and gamma, three values of beta_D; every trial is a valid suite's."""
+    doc, _ = read(registry, name)
+    (method,) = doc.values["tune"]["space"]
+    space = doc.values["tune"]["space"][method]
+    assert space["rho"] == space["gamma"] == pytest.approx([10.0**power for power in range(-5, 6)])
+    assert sorted(space["beta_d"]) == [1e-8, 1e-7, 1e-6]
+    found = declared(doc)
+    assert len(found.trials) == doc.values["tune"]["trials"]
+    suite = validate(registry, trial_document(doc, found, "search"))
+    assert (suite.split, suite.distil_seeds) == ("validation", 1)
+    for setting in suite.settings.values():
+        tried = [asdict(setting.methods[trial.label].plugin) for trial in found.trials]
+        assert [one["rho"] for one in tried[1:]] == [trial.setting["rho"] for trial in found.trials[1:]]
+        own = asdict(load(registry, name).settings[next(iter(suite.settings))].methods[method].plugin)
+        assert tried[0] == own
 
 
 def test_the_reconstruction_is_not_ranked(registry):
