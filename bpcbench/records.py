@@ -659,7 +659,8 @@ class Ended:
 
     An engine that only knows that it is over leaves `status` at None: the runner then reads the attempt's outcome
     file or, if there is none, looks into the store. `lost` means that the worker is gone without an answer, through
-    no fault of the stage as far as one can tell: the attempt is repeated, a bounded number of times.
+    no fault of the stage as far as one can tell: the attempt is repeated, a bounded number of times. `out_of_memory`
+    means that it failed because memory was not enough: tables then have a dash with the message.
     """
 
     attempt: str
@@ -668,6 +669,7 @@ class Ended:
     seconds: float = 0.0
     messages: tuple[str, ...] = ()
     lost: bool = False
+    out_of_memory: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON."""

@@ -278,6 +278,7 @@ class Session:
             snapshots=snapshots,
             declare=declare,
             memory=self._device_memory(suite),
+            exhausted=_exhausted(store, suite.name),
         )
         notes = (*suite.notes, *plan.notes, *(store.messages if store else ()))
         return Prepared(
@@ -401,6 +402,20 @@ def _texts(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[str, ...]:
 
         return tuple(assignments(overrides))
     return tuple(overrides)
+
+
+def _exhausted(store: Store | None, name: str) -> dict[str, str]:
+    """Return the messages of stages that ran out of memory when a suite of that name was last run."""
+    from bpcbench.store.invocations import invocations
+    from bpcbench.store.runs import last_failures
+
+    found: dict[str, str] = {}
+    # The latest invocation comes first, and has the last word.
+    for one in reversed([] if store is None else invocations(store)):
+        if one.name == name:
+            failed = last_failures(one.runs).values()
+            found |= {failure.stage: failure.message for failure in failed if failure.out_of_memory}
+    return found
 
 
 def _registry() -> Registry:

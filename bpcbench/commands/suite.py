@@ -127,6 +127,11 @@ def _summary(plan: Plan) -> str:
     for reason, count in plan.skipped().items():
         lines.append(f"  {count:,} cells skipped: {reason}")
     lines += [f"  {line}" for line in _memory(plan.stages)]
+    for message, stages in plan.exhausted().items():
+        more = f" and {len(stages) - 1:,} more" if len(stages) > 1 else ""
+        lines.append(
+            f"  {len(stages):,} stages to do ran out of memory when last run: {stages[0].label}{more}: {message}"
+        )
     to_do = plan.to_do()
     if to_do:
         lines += [f"  {line}" for line in _expected(to_do)]
@@ -271,6 +276,7 @@ def _as_json(planned: PlannedStage) -> dict[str, object]:
         "operations": planned.operations,
         "similar": planned.similar,
         "memory": planned.memory,
+        "out_of_memory": planned.exhausted,
     }
 
 

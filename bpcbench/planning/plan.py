@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 
@@ -60,6 +60,14 @@ class Plan:
         """Return the stages that must be run."""
         return [planned for planned in self.stages if planned.status == "to do"]
 
+    def exhausted(self) -> dict[str, list[PlannedStage]]:
+        """Return the stages to do that ran out of memory when they were last run, by message."""
+        found: dict[str, list[PlannedStage]] = {}
+        for planned in self.to_do():
+            if planned.exhausted:
+                found.setdefault(planned.exhausted, []).append(planned)
+        return found
+
     def stale(self) -> list[str]:
         """Return the names of the plugins of which cached results were made by other code, for `--recompute`."""
         changed = (planned for planned in self.stages if planned.status == "cached (code changed)")
@@ -82,17 +90,20 @@ def make(
     snapshots: Snapshots | None = None,
     declare: bool = False,
     memory: DeviceMemory | None = None,
+    exhausted: Mapping[str, str] | None = None,
 ) -> Plan:
     """Return the plan of a suite; raise Mistakes if data are missing (unless skipped) or nothing is left to do.
 
     Data that are not the official ones are refused unless `unverified` says that they may be used. With `snapshots`,
     which says at which steps each coreset was kept, these are evaluated too. With `declare`, what data sets declare of
     themselves stands in for data that are absent or refused: such a plan cannot be run.
-    Cells that need more than `memory` are skipped.
+    Cells that need more than `memory` are skipped. `exhausted` has the messages of stages that ran out of memory.
     """
     try:
         sources = Sources(Lookup(registry), data, unverified, declare)
-        return _make(registry, suite, store, sources, skip_missing, set(recompute), snapshots, memory)
+        made = _make(registry, suite, store, sources, skip_missing, set(recompute), snapshots, memory)
+        noted = (replace(planned, exhausted=(exhausted or {}).get(planned.id, "")) for planned in made.stages)
+        return replace(made, stages=tuple(noted)) if exhausted else made
     except (BpcbenchError, KeyboardInterrupt):
         raise
     except Exception as error:

@@ -66,6 +66,8 @@ class PlannedStage:
     similar: bool = False
     memory: float | None = None
     """The most bytes that the stage takes on its device, by the plugins' formulas; None if they state none."""
+    exhausted: str = ""
+    """The message of an earlier run in which the stage, which has no result since, ran out of memory."""
 
     @property
     def id(self) -> str:

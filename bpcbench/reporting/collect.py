@@ -11,7 +11,7 @@ from bpcbench.reporting.rows import Asked, Place, Row
 from bpcbench.store.address import Address
 from bpcbench.store.folder import ARRAYS
 from bpcbench.store.manifest import CellRecord, Group, Manifest, PublishedRecord
-from bpcbench.store.runs import RunRecord
+from bpcbench.store.runs import RunRecord, last_failures
 from bpcbench.store.store import Store
 
 _HIGHER_IS_BETTER = {"higher": True, "lower": False, None: None}
@@ -147,13 +147,12 @@ def published_numbers(manifest: Manifest) -> dict[Place, tuple[PublishedRecord, 
     return {place_of(group): group.published for group in manifest.groups}
 
 
-OUT_OF_MEMORY = "out of memory"
-"""How the message of a stage begins that needed more memory than there was."""
-
-
 @dataclass(frozen=True)
 class Progress:
-    """How far a suite is: its cells by state. `reasons` holds what went wrong, by the label of the cell."""
+    """How far a suite is: its cells by state. `reasons` holds what went wrong, by the label of the cell.
+
+    `exhausted` are the labels of those that failed because memory was not enough.
+    """
 
     done: tuple[CellRecord, ...] = ()
     running: tuple[CellRecord, ...] = ()
@@ -161,12 +160,13 @@ class Progress:
     missing: tuple[CellRecord, ...] = ()
     skipped: tuple[CellRecord, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
+    exhausted: frozenset[str] = frozenset()
 
-    def exhausted(self) -> Iterator[str]:
+    def dashes(self) -> Iterator[str]:
         """Say which places have a dash because memory was not enough, in a sentence per message."""
         places: dict[str, dict[str, None]] = {}
         for cell in self.failed:
-            if self.reasons[cell.label].startswith(OUT_OF_MEMORY):
+            if cell.label in self.exhausted:
                 places.setdefault(self.reasons[cell.label], {})[cell.group.label] = None
         for message, labels in places.items():
             first, more = list(labels)[:4], len(labels) - 4
@@ -182,11 +182,11 @@ class Progress:
         if self.complete:
             return ""
         total = len(self.done) + len(self.running) + len(self.failed) + len(self.missing)
-        oom = sum(self.reasons[cell.label].startswith(OUT_OF_MEMORY) for cell in self.failed)
+        oom = sum(cell.label in self.exhausted for cell in self.failed)
         counts = (
             (len(self.running), "running"),
             (len(self.failed) - oom, "failed"),
-            (oom, OUT_OF_MEMORY),
+            (oom, "out of memory"),
             (len(self.missing), "not run yet"),
         )
         parts = [f"{count} {word}" for count, word in counts if count]
@@ -197,7 +197,8 @@ def progress(manifest: Manifest, store: Store, runs: list[RunRecord]) -> Progres
     """Return the state of every cell: what the store lacks is missing; run records tell what runs and what failed."""
     under_way = {stage for run in runs if run.alive for stage in run.running}
     reasons: dict[str, str] = {}
-    failed = {failure.stage: failure.message for failure in (runs[-1].failures if runs else ())}
+    failed = last_failures(runs)
+    exhausted: set[str] = set()
     groups: dict[str, list[CellRecord]] = {name: [] for name in ("done", "running", "failed", "missing", "skipped")}
     for cell in manifest.cells:
         if cell.skipped:
@@ -210,11 +211,14 @@ def progress(manifest: Manifest, store: Store, runs: list[RunRecord]) -> Progres
             if any(stage in under_way for stage in stages):
                 state = "running"
             elif broken is not None:
-                state, reasons[cell.label] = "failed", broken
+                state, reasons[cell.label] = "failed", broken.message
+                if broken.out_of_memory:
+                    exhausted.add(cell.label)
             else:
                 state = "missing"
         groups[state].append(cell)
-    return Progress(**{name: tuple(cells) for name, cells in groups.items()}, reasons=reasons)
+    found = {name: tuple(cells) for name, cells in groups.items()}
+    return Progress(**found, reasons=reasons, exhausted=frozenset(exhausted))
 
 
 def _stages(cell: CellRecord) -> list[str]:

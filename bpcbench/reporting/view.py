@@ -98,7 +98,7 @@ class View:
         if note := self.progress.note():
             command = f" To complete: {runs[-1].command}" if runs else ""
             notes.append(f"{note}{command}")
-        notes += self.progress.exhausted()
+        notes += self.progress.dashes()
         if runs and runs[-1].stale:
             names = ", ".join(runs[-1].stale)
             again = " ".join(f"--recompute {name}" for name in runs[-1].stale)

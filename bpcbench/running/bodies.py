@@ -57,7 +57,7 @@ from bpcbench.registry.discovery import Registry, registry
 from bpcbench.running.checkpoint import fresh_folder
 from bpcbench.running.context import StageContext
 from bpcbench.running.device import limit_threads, peak_memory, resolve_device
-from bpcbench.running.exhaustion import explained, ran_out
+from bpcbench.running.exhaustion import explained, ran_out, release
 from bpcbench.running.members import Members
 from bpcbench.running.numerics import accelerator, of_plugins, ran_on, settle
 from bpcbench.running.predictions import predict_split, read_predictions
@@ -149,6 +149,7 @@ def _opened(task: Task) -> Store:
 def execute(task: Task, started: Started | None = None) -> Outcome:
     """Make what a task asks for, in this process; whatever goes wrong is an outcome, not an exception."""
     begin = time.monotonic()
+    exhausted = False
     try:
         store = _opened(task)
     except BpcbenchError as error:
@@ -163,17 +164,22 @@ def execute(task: Task, started: Started | None = None) -> Outcome:
     except BaseException as error:
         # Whatever a plugin raises, KeyboardInterrupt included, is its own failure.
         message = f"{type(error).__name__}: {error}"
-        if ran_out(error):
-            message = explained(error, resolve_device(task.device), _options(task))
         trace = traceback.format_exc()
+        if exhausted := ran_out(error):
+            message = explained(error, resolve_device(task.device), _options(task))
+            release(error)
     _log(task, trace)
-    return Outcome(task.id, "failed", time.monotonic() - begin, message, messages=tuple(store.messages))
+    seconds = time.monotonic() - begin
+    return Outcome(task.id, "failed", seconds, message, tuple(store.messages), out_of_memory=exhausted)
 
 
 def _options(task: Task) -> Mapping[str, Any]:
     """Return the options of the plugin whose work a stage is."""
-    plugin: Any = next((task.stage[name] for name in ("method", "inference", "plugin") if name in task.stage), {})
-    return plugin.get("options", {}) if isinstance(plugin, Mapping) else {}
+    plugin = next((task.stage[name] for name in ("method", "inference", "plugin") if name in task.stage), None)
+    try:
+        return Spec.from_json(plugin).settings()
+    except ValueError:
+        return {}
 
 
 def _log(task: Task, trace: str) -> None:

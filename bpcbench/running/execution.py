@@ -220,7 +220,7 @@ class _Recorder(threading.Thread):
         """Record a stage that has ended."""
         self._running.pop(stage.id, None)
         if outcome.status == "failed":
-            self._failures.append(FailureRecord(stage.id, stage.label, outcome.message, ""))
+            self._failures.append(FailureRecord(stage.id, stage.label, outcome.message, "", outcome.out_of_memory))
 
     def run(self) -> None:
         """Update the record periodically."""
@@ -236,7 +236,7 @@ class _Recorder(threading.Thread):
 
 def _failure(failure: Failure, root: Path) -> FailureRecord:
     log = failure.log.relative_to(root) if failure.log.is_relative_to(root) else failure.log
-    return FailureRecord(failure.stage.id, failure.stage.label, failure.message, str(log))
+    return FailureRecord(failure.stage.id, failure.stage.label, failure.message, str(log), failure.out_of_memory)
 
 
 def _scores_seen(manifest: Manifest, store: Store) -> str:

@@ -55,7 +55,7 @@ class InlinePool:
             self._executing = False
             self._task = None
             self._contexts.clear()
-        yield Ended(task.attempt, outcome.status, outcome.message, outcome.seconds, outcome.messages)
+        yield outcome.ended(task.attempt)
 
     def _execute(self, task: Task) -> Outcome:
         if not self._debug:

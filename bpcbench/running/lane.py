@@ -304,7 +304,8 @@ class Lane:
                     return
                 status, message = "failed", message if attempts == 1 else f"{message}, {attempts} times"
         seconds = ended.seconds or now - (attempt.started or attempt.submitted)
-        self.host.finished(planned, Outcome(planned.id, status, seconds, message, ended.messages))
+        exhausted = ended.out_of_memory and status == "failed" and not attempt.ending
+        self.host.finished(planned, Outcome(planned.id, status, seconds, message, ended.messages, exhausted))
 
     def _again(self, planned: PlannedStage, due: float) -> None:
         self.host.released(planned)

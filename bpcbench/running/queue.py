@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from bpcbench.planning.planner import PlannedStage
-from bpcbench.records import Resources, Status
+from bpcbench.records import Ended, Resources, Status
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,11 @@ class Outcome:
     seconds: float = 0.0
     message: str = ""
     messages: tuple[str, ...] = ()
+    out_of_memory: bool = False
+
+    def ended(self, attempt: str) -> Ended:
+        """Return the end of the attempt with that name."""
+        return Ended(attempt, self.status, self.message, self.seconds, self.messages, out_of_memory=self.out_of_memory)
 
 
 @dataclass(frozen=True)

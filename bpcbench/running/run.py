@@ -44,6 +44,7 @@ class Failure:
     stage: PlannedStage
     message: str
     log: Path
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,8 @@ class Runner:
     def _tell(self, planned: PlannedStage, outcome: Outcome) -> None:
         self._counts[outcome.status] = self._counts.get(outcome.status, 0) + 1
         if outcome.status == "failed":
-            self._failures.append(Failure(planned, outcome.message, self.log_of(planned)))
+            log = self.log_of(planned)
+            self._failures.append(Failure(planned, outcome.message, log, outcome.out_of_memory))
         self._monitor.finished(planned, outcome)
         address = str(planned.stage.addresses[0])
         event = StageEvent(address, planned.kind, planned.label, outcome.status, outcome.seconds, outcome.message)

@@ -24,7 +24,7 @@ from bpcbench.running.checkpoint import EVENTS
 from bpcbench.store.address import Address
 from bpcbench.store.invocations import Invocation
 from bpcbench.store.manifest import CellRecord
-from bpcbench.store.runs import RunRecord
+from bpcbench.store.runs import RunRecord, last_failures
 from bpcbench.store.store import Store
 
 State = Literal["running", "failed", "interrupted", "done", "left"]
@@ -101,7 +101,7 @@ def _stages(store: Store, invocation: Invocation) -> Iterator[Standing]:
     runs = invocation.runs
     labels = {name: label for run in runs if run.alive for name, label in run.labels.items()}
     running = {name for run in runs if run.alive for name in run.running}
-    failed = {failure.stage: failure for failure in (runs[-1].failures if runs else ())}
+    failed = last_failures(runs)
     seen: set[str] = set()
     # Prerequisites are in no cell: they are known from the runs only.
     for name in (*labels, *failed):

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bpcbench.records import Ended, Started, Task
+from bpcbench.running.exhaustion import OUT_OF_MEMORY, kernel_kills
 from bpcbench.running.processes import descendants, end_tree, lead
 
 PRELOAD_VARIABLE = "BPCBENCH_PRELOAD"
@@ -81,11 +82,12 @@ class Worker:
         self.task: Task | None = None
         self._sent = 0.0
         self._begun = False
+        self._kills: int | None = None
 
     def send(self, task: Task) -> None:
         """Hand over a task."""
         self.task = task
-        self._sent, self._begun = time.monotonic(), False
+        self._sent, self._begun, self._kills = time.monotonic(), False, kernel_kills()
         # If the worker is already dead, `events` reports it.
         with contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(task.to_json()).encode())
@@ -111,7 +113,7 @@ class Worker:
             # It has closed its end, so it is about to exit.
             self.process.join(0.05)
         if ended:
-            yield death(self.task, self.process.exitcode)
+            yield death(self.task, self.process.exitcode, self._kills)
         elif time.monotonic() - self._sent > STARTING_SECONDS:
             yield from self._start()
 
@@ -153,19 +155,26 @@ def note(task: Task, text: str) -> None:
             stream.write(f"{task.kind} {task.label}: {text}\n")
 
 
-def death(task: Task, code: int | None) -> Ended:
+def death(task: Task, code: int | None, kills: int | None = None) -> Ended:
     """Return the `Ended` of a task whose process died without an answer; `code` is its exit code as in `subprocess`.
 
-    A process killed from outside counts as lost, and is retried. One that exits or crashes by itself would do so again.
+    A process killed from outside counts as lost, and is retried: also one that the kernel killed to get memory, for
+    others may have used most of it. One that exits or crashes by itself would do so again. `kills` is what
+    `kernel_kills` returned when the task was handed over.
     """
-    if code is not None and code < 0:
+    now = kernel_kills()
+    known = kills is not None and now is not None
+    exhausted = code == -signal.SIGKILL and (now or 0) > (kills or 0) and known
+    if exhausted:
+        message, lost = f"{OUT_OF_MEMORY} on this machine: the worker was killed by the kernel", True
+    elif code is not None and code < 0:
         name = signal.Signals(-code).name
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        hint = " (out of memory?)" if name == "SIGKILL" and not known else ""
         message, lost = f"the worker was killed by {name}{hint}", -code not in _CRASHES
     else:
         message, lost = f"the worker ended with code {code} before it answered", code is None
     note(task, message)
-    return Ended(task.attempt, "failed", message, lost=lost)
+    return Ended(task.attempt, "failed", message, lost=lost, out_of_memory=exhausted)
 
 
 @contextlib.contextmanager
@@ -254,7 +263,7 @@ def _run(
         if ready is not None:
             ready()
         outcome = execute(task, contexts.append)
-        return Ended(task.attempt, outcome.status, outcome.message, outcome.seconds, outcome.messages)
+        return outcome.ended(task.attempt)
     except Stopped:
         return Ended(task.attempt, "stopped", "stopped")
     finally:

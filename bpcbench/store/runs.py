@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +38,7 @@ class FailureRecord:
     label: str
     message: str
     log: str
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,19 @@ def read_runs(manifest: Path, note: Callable[[str], object] = lambda message: No
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 note(f"the run record {path} is passed over: {str(error).strip(' .')[:300]}")
     return sorted(records, key=lambda record: (record.started, record.id))
+
+
+def last_failures(runs: Sequence[RunRecord]) -> dict[str, FailureRecord]:
+    """Return by stage what failed in the latest run, and what ran out of memory in an earlier one.
+
+    Out of memory is an answer that stands until the stage has a result or fails in another way: a run that was stopped
+    before it came to the stage does not take it back.
+    """
+    found: dict[str, FailureRecord] = {}
+    for run in runs:
+        found = {name: failure for name, failure in found.items() if failure.out_of_memory}
+        found |= {failure.stage: failure for failure in run.failures}
+    return found
 
 
 def _listed(place: Path, note: Callable[[str], object]) -> list[Path]:
@@ -198,13 +212,13 @@ def _decode(value: Mapping[str, Any]) -> RunRecord:
     for name in ("overrides", "running", "stale", "shown"):
         known[name] = tuple(map(str, known.get(name, ())))
     known["labels"] = {str(name): str(label) for name, label in dict(known.get("labels") or {}).items()}
-    known["failures"] = tuple(FailureRecord(**dict(_strings(item))) for item in known.get("failures", ()))
+    known["failures"] = tuple(map(_failure, known.get("failures", ())))
     return RunRecord(**known)
 
 
-def _strings(item: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name in FailureRecord.__dataclass_fields__:
-        yield name, str(item[name])
+def _failure(item: Mapping[str, Any]) -> FailureRecord:
+    texts = {name: str(item[name]) for name in ("stage", "label", "message", "log")}
+    return FailureRecord(**texts, out_of_memory=item.get("out_of_memory") is True)
 
 
 def _exists(process: int) -> bool:

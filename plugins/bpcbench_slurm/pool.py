@@ -228,7 +228,7 @@ class SlurmPool:
         if _status(attempt.task) is not None:
             return Ended(name)
         if job.state == "OUT_OF_MEMORY":
-            return Ended(name, "failed", _REASONS[job.state])
+            return Ended(name, "failed", _REASONS[job.state], out_of_memory=True)
         # Whoever asks for more than it gets is killed without a word where Slurm watches over memory itself.
         reason = _REASONS.get(job.state, f"its job {job.id} ended as {job.state} without an outcome; see the log")
         return Ended(name, "failed", reason, lost=True)

@@ -14,6 +14,7 @@ from bpcbench.reporting.page.markup import Html, element, joined, table
 from bpcbench.reporting.table import Cell
 from bpcbench.reporting.view import View
 from bpcbench.store.manifest import CellRecord, PluginRecord
+from bpcbench.store.runs import last_failures
 
 LISTED = 50
 """So many cells or groups are named one by one."""
@@ -23,7 +24,7 @@ _ROLES = ("method", "inference", "network", "preprocessing")
 def unfinished(view: View) -> Html | None:
     """Return the cells that have no result, by state and reason; None if every cell has one."""
     progress = view.progress
-    logs = {failure.message: failure.log for run in view.invocation.runs[-1:] for failure in run.failures}
+    logs = {failure.message: failure.log for failure in last_failures(view.invocation.runs).values()}
     parts = []
     if progress.failed:
         reasons = _by_reason(progress.failed, lambda cell: progress.reasons.get(cell.label, "unknown"))
