@@ -41,6 +41,7 @@ from bpcbench.records import (
     SplitRef,
     Started,
     Task,
+    Transform,
 )
 
 _UNSET: Any = object()
@@ -313,6 +314,13 @@ class Predictive(abc.ABC):  # noqa: B024 - either of two methods must be defined
     def predict(self, images: Array) -> Predicted:
         """Return log-probabilities and, where the inference has them, further numbers per example."""
         return Predicted(self.log_probs(images))
+
+    def predict_pixels(self, pixels: Array, transform: Transform) -> Predicted:
+        """Return `predict` of raw uint8 images, which is what a run calls.
+
+        A predictive may prepare the images by itself, for instance on a GPU, equal to `transform.apply` up to rounding.
+        """
+        return self.predict(transform.apply(pixels))
 
     def arrays(self) -> Arrays | None:
         """Return the fit as arrays to store, or None to be refitted from its seed when needed again."""

@@ -19,7 +19,7 @@ def predict_split(
     """Return the arrays of Predictions for a whole split. Labels never reach the predictive."""
     parts: dict[str, list[Array]] = {}
     for start in range(0, len(images), batch):
-        predicted = predictive.predict(transform.apply(images[start : start + batch]))
+        predicted = predictive.predict_pixels(np.asarray(images[start : start + batch]), transform)
         some = None if labels is None else labels[start : start + batch]
         log_probs = np.asarray(predicted.log_probs)
         count = min(batch, len(images) - start)

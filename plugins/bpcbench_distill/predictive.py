@@ -7,13 +7,12 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from bpcbench.api import Context, Network, Predictive
-from bpcbench.records import Array, Arrays, Coreset
+from bpcbench.api import Context, Network
+from bpcbench.records import Array, Arrays, Coreset, Predicted
+from bpcbench_torch.device_predictive import CHUNK, DevicePredictive
 from bpcbench_torch.predictive import load_arrays, state_arrays
 from bpcbench_torch.regression import regress, tensors
 from bpcbench_torch.training import features_in, settle_statistics
-
-_CHUNK = 250
 
 
 class Regression(Protocol):
@@ -47,7 +46,7 @@ class Regression(Protocol):
         """Return the learning rate of a step."""
 
 
-class RegressionPredictive(Predictive):
+class RegressionPredictive(DevicePredictive):
     """log softmax(f(x) / temperature) of a network in evaluation mode."""
 
     def __init__(self, model: nn.Module, temperature: float, precision: str = "float32") -> None:
@@ -57,13 +56,14 @@ class RegressionPredictive(Predictive):
     @torch.inference_mode()
     def outputs(self, images: Array) -> torch.Tensor:
         """Return f(x), which estimates one-hot minus 1/k."""
-        parts = torch.tensor(images, dtype=torch.float32).split(_CHUNK)
-        with features_in(self.precision, self.device):
-            return torch.cat([self.model(part.to(self.device)).float() for part in parts])
+        return self._outputs(torch.tensor(images, dtype=torch.float32))
 
-    def log_probs(self, images: Array) -> Array:
-        """Return log-probabilities of images in network space."""
-        return (self.outputs(images) / self.temperature).log_softmax(1).cpu().numpy()
+    def predict_tensor(self, images: torch.Tensor) -> Predicted:
+        return Predicted((self._outputs(images) / self.temperature).log_softmax(1).cpu().numpy())
+
+    def _outputs(self, images: torch.Tensor) -> torch.Tensor:
+        with features_in(self.precision, self.device):
+            return torch.cat([self.model(part.to(self.device)).float() for part in images.split(CHUNK)])
 
     def arrays(self) -> Arrays:
         """Return the network's parameters and buffers."""

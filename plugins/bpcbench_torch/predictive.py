@@ -8,14 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from bpcbench.api import Predictive
-from bpcbench.records import Array, Arrays
-
-_CHUNK = 250
-"""Images per forward pass; it bounds the memory of wide networks."""
+from bpcbench.records import Array, Arrays, Predicted
+from bpcbench_torch.device_predictive import CHUNK, DevicePredictive
 
 
-class NetworkPredictive(Predictive):
+class NetworkPredictive(DevicePredictive):
     """log softmax(f(x)) of trained networks in evaluation mode, computed in float32.
 
     With `sampled` the result has a member axis, (members, n, k); without, it is that of one network, (n, k).
@@ -26,12 +23,10 @@ class NetworkPredictive(Predictive):
         self.sampled = sampled
         self.device = device
 
-    @torch.inference_mode()
-    def log_probs(self, images: Array) -> Array:
-        """Return log-probabilities of images in network space."""
-        parts = torch.tensor(images, dtype=torch.float32).split(_CHUNK)
+    def predict_tensor(self, images: torch.Tensor) -> Predicted:
+        parts = images.split(CHUNK)
         members = np.stack([self._member(model, parts) for model in self.models])
-        return members if self.sampled else members[0]
+        return Predicted(members if self.sampled else members[0])
 
     def _member(self, model: nn.Module, parts: Sequence[torch.Tensor]) -> Array:
         rows = [model(part.to(self.device)).float().log_softmax(1) for part in parts]

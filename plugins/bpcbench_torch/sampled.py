@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bpcbench.api import Context, Network, Predictive
+from bpcbench.api import Context, Network
 from bpcbench.errors import NotFinite
-from bpcbench.records import Array, Arrays, Coreset
+from bpcbench.records import Array, Arrays, Coreset, Predicted
 from bpcbench_torch import diagnostics
 from bpcbench_torch.chains import Samples, Schedule, run
+from bpcbench_torch.device_predictive import CHUNK, DevicePredictive
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.potential import Batch, CoresetPotential, Prior
 from bpcbench_torch.samplers import Sampler
@@ -21,8 +22,6 @@ from bpcbench_torch.strategy import strategy
 from bpcbench_torch.training import relative_weights
 from bpcbench_torch.transfer import on_device
 
-_CHUNK = 250
-"""Images per forward pass."""
 _STATISTICS_ROWS = 5000
 """The largest batch for BatchNorm's statistics; for larger coresets they are averaged over parts."""
 _PROBES = 50
@@ -33,7 +32,7 @@ Members = Callable[[int], Tensor]
 """Maps the index of a member to its parameters (size,)."""
 
 
-class SampledPredictive(Predictive):
+class SampledPredictive(DevicePredictive):
     """Bayesian model averaging: p(y|x) = mean over samples s of softmax(f(x; theta_s)), members first.
 
     `scale` multiplies the outputs f. Each sample has its own BatchNorm statistics, computed from the coreset alone.
@@ -52,17 +51,15 @@ class SampledPredictive(Predictive):
         self.network, self.theta, self.statistics, self.keep, self.device = network, theta, statistics, keep, device
         self.scale = scale
 
-    @torch.inference_mode()
-    def log_probs(self, images: Array) -> Array:
-        """Return log-probabilities (members, n, k) of images in network space."""
-        parts = [part.to(self.device) for part in torch.tensor(images, dtype=torch.float32).split(_CHUNK)]
+    def predict_tensor(self, images: Tensor) -> Predicted:
+        parts = [part.to(self.device) for part in images.split(CHUNK)]
         members = []
         for member, statistics in enumerate(self.statistics):
             theta = self.theta(member).to(self.device)
             outputs = [self.network(theta, part, statistics=statistics).float() for part in parts]
             rows = [(self.scale * output).log_softmax(1) for output in outputs]
             members.append(torch.cat(rows).cpu().numpy())
-        return np.stack(members)
+        return Predicted(np.stack(members))
 
     def arrays(self) -> Arrays | None:
         """Return `theta` (members, size) and each sample's statistics, or None if `keep` is off."""

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bpcbench.api import Context, Network, Predictive
+from bpcbench.api import Context, Network
 from bpcbench.records import Array, Arrays, Coreset, Predicted
+from bpcbench_torch.device_predictive import CHUNK, DevicePredictive
 from bpcbench_torch.peak import peak_allocation
 from bpcbench_torch.predictive import load_arrays, state_arrays
 from bpcbench_torch.regression import regress, tensors
@@ -18,13 +19,11 @@ from bpcbench_vbpc import naive, posterior
 from bpcbench_vbpc.inference import VariationalInference
 from bpcbench_vbpc.likelihood import mean_field_log_probs, monte_carlo_log_probs
 
-_CHUNK = 250
-"""Images per forward pass."""
 BMA_MEMORY = "cost/BMA MB"
 """What `measure` logs: the peak of the closed form and the predictive of one forward pass."""
 
 
-class VariationalPredictive(Predictive):
+class VariationalPredictive(DevicePredictive):
     """The predictive of a trained network whose last layer has the posterior `q`; stores n^ h + 2 n^^2 numbers."""
 
     def __init__(
@@ -38,10 +37,9 @@ class VariationalPredictive(Predictive):
         self.inference, self.model, self.q, self.seed, self.precision = inference, model.eval(), q, seed, precision
         self.device = next(model.parameters()).device
 
-    @torch.inference_mode()
-    def predict(self, images: Array) -> Predicted:
+    def predict_tensor(self, images: Tensor) -> Predicted:
         """Return log-probabilities and the predictive variance of the logits."""
-        rows = [self._logits(part) for part in torch.tensor(images, dtype=torch.float32).split(_CHUNK)]
+        rows = [self._logits(part) for part in images.split(CHUNK)]
         mean, variance = (torch.cat(parts) for parts in zip(*rows, strict=True))
         if self.inference.samples:
             # Seeded for every batch, so that a row does not depend on how the split is divided into batches.
@@ -50,10 +48,6 @@ class VariationalPredictive(Predictive):
         else:
             log_probs = mean_field_log_probs(mean, variance, factor=self.inference.variance_factor)
         return Predicted(log_probs.float().cpu().numpy(), {"variance": variance.float().cpu().numpy()})
-
-    def log_probs(self, images: Array) -> Array:
-        """Return log-probabilities of images in network space."""
-        return self.predict(images).log_probs
 
     def _logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         return self.q.predict(_features(self.model, images.to(self.device), self.precision))
@@ -106,7 +100,7 @@ def _predictive(
     ctx: Context,
 ) -> VariationalPredictive:
     model.eval()
-    features = torch.cat([_features(model, part, ctx.precision) for part in images.split(_CHUNK)])
+    features = torch.cat([_features(model, part, ctx.precision) for part in images.split(CHUNK)])
     rows = float(len(images))
     if coreset.weights is not None:
         # A row of weight w is w rows: the sums over rows of the closed form see each times the square root of w.
@@ -117,7 +111,7 @@ def _predictive(
     beta_s = inference.scalar(coreset, "beta_s", rows)
     closed_form = naive.fit if inference.naive else posterior.fit
     if inference.measure:
-        batch = features.new_ones((_CHUNK, features.shape[1]))
+        batch = features.new_ones((CHUNK, features.shape[1]))
         peak = peak_allocation(lambda: closed_form(features, targets, rho, gamma, beta_s).predict(batch), ctx.device)
         ctx.log(**{BMA_MEMORY: peak / 1e6})
     q = closed_form(features, targets, rho, gamma, beta_s)
