@@ -29,12 +29,14 @@ SCAFFOLDS = ("method", "dataset", "inference", "network", "evaluator", "engine",
 FORMATS = ("text", "md", "latex", "csv", "json")
 PLAIN_FORMATS = ("text", "md", "csv")
 LAYOUTS = ("wide", "paper")
-MESSAGE_LENGTH = 20_000
-"""The length at which an error's message is cut."""
+MESSAGE_LENGTH, LINE_LENGTH = 20_000, 2500
+"""The lengths at which an error's message, and each line of it, are cut."""
+USAGE_LENGTH = 1000
+"""The length at which a message about words that the parser does not take is cut."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says what a suite may be where none is given."""
+    """A parser that says what a suite may be where none is given, and cuts long messages."""
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("arguments are required: suite"):
@@ -42,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
                 "a suite is required: a shipped one (`bpcbench list suites`), PLUGIN:NAME, or a YAML file; "
                 f"for example: {self.prog} quickstart"
             )
-        super().error(message)
+        super().error(shortened(message, USAGE_LENGTH))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -422,7 +424,8 @@ def _guarded(words: list[str]) -> int:
     try:
         return _command(words)
     except BpcbenchError as error:
-        print(f"bpcbench: {shortened(str(error), MESSAGE_LENGTH)}", file=sys.stderr)
+        message = "\n".join(shortened(line, LINE_LENGTH) for line in str(error).split("\n"))
+        print(f"bpcbench: {shortened(message, MESSAGE_LENGTH)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

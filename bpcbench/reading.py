@@ -44,8 +44,11 @@ def read_bounded(path: Path, limit: int = JSON_BYTES, *, follow: bool = False) -
     """Return the content of a regular file of at most `limit` bytes; errors as in `opened`."""
     with opened(path, follow=follow) as stream:
         size = os.fstat(stream.fileno()).st_size
+        # A buffer of the limit would be allocated for every small file.
+        content = stream.read(size + 1) if size <= limit else b""
         # Some files of the system have no size, so the size alone proves nothing.
-        content = stream.read(limit + 1) if size <= limit else b""
+        if len(content) > size:
+            content += stream.read(limit)
     if size > limit or len(content) > limit:
         raise ValueError(f"it is larger than {limit:,} bytes")
     return content

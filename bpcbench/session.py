@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bpcbench.streams import occupy
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -73,6 +75,7 @@ class Session:
         command: str = "",
         report_to: Callable[[str], None] | None = None,
     ) -> None:
+        occupy()
         self._given = suite if isinstance(suite, Mapping) else None
         self.suite = str(suite.get("name") or "suite") if isinstance(suite, Mapping) else str(suite)
         self.overrides = _texts(overrides)
@@ -195,7 +198,7 @@ class Session:
         if store is None:
             raise UserError(f"{self.out} is not a store; run a suite first, or name another with --out")
         try:
-            document, _, name = self._read(_registry())
+            document, _, name = self._read_alone()
             request: str | None = self._digest(document, name)
         except UserError:
             # The file need not be here: the store remembers what was run.
@@ -238,6 +241,16 @@ class Session:
         suite = self.suite if self._given is None else self._given
         document, path = read(registry, suite, [*self.overrides, *([f"device={self.device}"] * bool(self.device))])
         return document, path, str(document.values.get("name") or path.stem)
+
+    def _read_alone(self) -> tuple[Document, Path, str]:
+        """Read the suite as `_read` does; no plugin is imported unless the suite is a plugin's, or extends one."""
+        from bpcbench.errors import UserError
+        from bpcbench.registry.discovery import no_plugins
+
+        try:
+            return self._read(no_plugins())
+        except UserError:
+            return self._read(_registry())
 
     def _digest(self, document: Document, name: str) -> str:
         from bpcbench.planning.manifest import request_digest
@@ -381,6 +394,7 @@ def evaluate(
     """
     from bpcbench.running.evaluation import evaluate as run
 
+    occupy()
     return run(
         coreset,
         data,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import ctypes
 import os
 import re
 import sys
@@ -71,7 +72,7 @@ def guarded() -> Iterator[Streams]:
     A stream that was closed before the start becomes the null device, so that no file that is opened later gets its
     number. A stream whose reader leaves, or that cannot be written, is silenced: the command itself goes on.
     """
-    _occupy()
+    occupy()
     before = sys.stdout, sys.stderr
     streams = Streams(_Guarded(before[0]), _Guarded(before[1]))
     # Both replace text streams in everything that this program and its libraries do with them.
@@ -148,8 +149,48 @@ def _as_shown(text: str) -> str:
     return "\r" + visible(text[1:]) if text.startswith("\r") else visible(text)
 
 
-def _occupy() -> None:
-    """Open the null device in place of every standard stream that is closed."""
+@contextlib.contextmanager
+def printed_to_stderr() -> Iterator[None]:
+    """Send whatever is printed meanwhile to stderr, by Python, by libraries in C and by processes that they start."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.enter_context(_one_to_two())
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
+@contextlib.contextmanager
+def _one_to_two() -> Iterator[None]:
+    """Make file descriptor 1 a copy of 2 meanwhile; raise OSError where one of them is closed."""
+    _flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+    except OSError:
+        os.close(kept)
+        raise
+    try:
+        yield
+    finally:
+        _flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _flush() -> None:
+    """Write out what Python and C hold back for stdout."""
+    for stream in (sys.stdout, sys.__stdout__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()  # type: ignore[union-attr] # None where it is closed
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)
+
+
+def occupy() -> None:
+    """Open the null device in place of every standard stream that is closed.
+
+    Otherwise `sys.stderr` is None, and the next file that is opened, a database for example, becomes descriptor 2.
+    """
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         try:
             os.fstat(number)

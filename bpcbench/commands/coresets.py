@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import statistics
 import sys
@@ -10,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from bpcbench.commands.output import check_folder, under_way
 from bpcbench.commands.store import existing
 from bpcbench.coresets.export import Score, export_coreset
 from bpcbench.coresets.reading import describe_coreset, open_folder
-from bpcbench.errors import UserError, unknown
+from bpcbench.errors import UserError, shortened, unknown
 from bpcbench.records import FINAL, Data, Ref
 from bpcbench.registry.discovery import registry
 from bpcbench.registry.options import as_ref, build
@@ -39,7 +41,7 @@ def bring(arguments: argparse.Namespace) -> int:
     from bpcbench.running.evaluation import fit_preprocessing
 
     if not _NAME.fullmatch(arguments.name):
-        raise UserError(f"--as: {arguments.name!r} is no name: letters, digits, and _ . + - only")
+        raise UserError(f"--as: {shortened(arguments.name)!r} is no name: letters, digits, and _ . + - only")
     if arguments.layout is not None and arguments.layout not in LAYOUTS:
         raise UserError("--layout: " + unknown("layout", arguments.layout, LAYOUTS))
     target = Path(arguments.to) if arguments.to else Path(arguments.out) / IMPORTED / arguments.name
@@ -122,20 +124,33 @@ def export(arguments: argparse.Namespace) -> int:
     target = Path(arguments.target)
     source = Path(arguments.address)
     if (source / STAGE).is_file():
-        export_coreset(open_folder(source), target, format=arguments.format)
+        exported = open_folder(source)
+        _make_parent(target)
+        with under_way():
+            export_coreset(exported, target, format=arguments.format)
         print(f"{source} -> {target}")
         return 0
     store = existing(arguments.out)
     found = [a for a in store.addresses() if a.kind == "coreset" and _matches(a, arguments.address)]
     if len(found) != 1:
-        raise UserError(
-            f"{len(found)} coresets match {arguments.address!r}; `bpcbench store list --kind coreset` lists all"
-        )
+        what = f"{len(found)} coresets match {shortened(arguments.address)!r}"
+        raise UserError(f"{what}; `bpcbench store list --kind coreset` lists all")
     (address,) = found
     scores = list(_scores(store, address))
-    export_coreset(store.read(address), target, _native(store, address), format=arguments.format, scores=scores)
+    artefact, native = store.read(address), _native(store, address)
+    _make_parent(target)
+    with under_way():
+        export_coreset(artefact, target, native, format=arguments.format, scores=scores)
     print(f"{address} -> {target}")
     return 0
+
+
+def _make_parent(target: Path) -> None:
+    """Make the folder in which a new one will lie; UserError if that is not possible."""
+    check_folder("the target", target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(target.parent, os.W_OK):
+        raise UserError(f"{target.parent}: no write permission")
 
 
 def _native(store: Store, address: Address) -> tuple[PluginRecord, PluginRecord] | None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from bpcbench.commands.output import check_folder, under_way
 from bpcbench.commands.suite import failures, suite_session
 from bpcbench.errors import UserError
 
@@ -18,8 +19,8 @@ def anytime(arguments: argparse.Namespace) -> int:
     from bpcbench.reporting.plain import plain
 
     folder = Path(arguments.pictures) if arguments.pictures else None
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise UserError(f"--pictures {folder}: it is a file, not a folder")
+    if folder is not None:
+        check_folder("--pictures", folder)
     view, result = suite_session(arguments).anytime(arguments.steps)
     if view is None:
         print(failures(arguments, result), file=sys.stderr)
@@ -36,9 +37,10 @@ def anytime(arguments: argparse.Namespace) -> int:
         gained = plain(HEADINGS, lines) if lines else "(the starts were not evaluated: --steps 0,...)\n"
         print(f"{view.title}\n\n{table}\nEnd against start:\n{gained}", end="")
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         drawn = curves.pictures(points, metrics)
-        for name, picture in drawn.items():
-            (folder / f"{name}.svg").write_text(draw(picture), encoding="utf-8")
+        with under_way():
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, picture in drawn.items():
+                (folder / f"{name}.svg").write_text(draw(picture), encoding="utf-8")
         print(f"pictures in {folder}: {', '.join(f'{name}.svg' for name in drawn)}", file=sys.stderr)
     return result.exit_code

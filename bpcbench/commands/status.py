@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bpcbench.errors import UserError, did_you_mean
+from bpcbench.errors import UserError, did_you_mean, shortened
 from bpcbench.reading import opened
 from bpcbench.text import spell
 
@@ -88,7 +88,7 @@ def _reports(store: Store, name: str | None) -> list[Report]:
     if name is not None and not mine:
         known = sorted({one.name for one in every})
         listed = f" (it has: {', '.join(known)})" if known else ""
-        raise UserError(f"the store {store.root} has no run of {name!r}{did_you_mean(name, known)}{listed}")
+        raise UserError(f"the store {store.root} has no run of {shortened(name)!r}{did_you_mean(name, known)}{listed}")
     return [Report(store, one) for one in readable(store, mine)]
 
 
@@ -160,7 +160,9 @@ def _one(found: Sequence[Standing], words: Sequence[str]) -> Standing:
     listed = sorted(found, key=lambda stage: order[stage.state])
     lines = [f"  {stage.short}  {stage.state:<11}  {stage.label}" for stage in listed[: 2 * SHOWN]]
     more = [f"  and {len(listed) - 2 * SHOWN:,} more"] if len(listed) > 2 * SHOWN else []
-    what = f"{' '.join(words)!r} names {len(found):,} stages" if words else f"there are {len(found):,} stages"
+    what = (
+        f"{shortened(' '.join(words))!r} names {len(found):,} stages" if words else f"there are {len(found):,} stages"
+    )
     raise UserError("\n".join([f"{what}; add words of a label, or give the start of a key:", *lines, *more]))
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bpcbench.commands.output import check_output, write_output
+from bpcbench.commands.output import check_output, under_way, write_output
 from bpcbench.commands.waiting import waiting
-from bpcbench.errors import UserError
+from bpcbench.errors import Unfinished, UserError
 from bpcbench.session import Session
 from bpcbench.streams import encodes
 from bpcbench.text import spell, spell_bytes
@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         done = result.counts.get("done", 0)
         print(f"{done or 'no'} stages were run; results in {session.out}", file=sys.stderr)
-    print(_table(arguments, session.opened(prepared)).rstrip("\n"))
+    with under_way():
+        print(_table(arguments, session.opened(prepared)).rstrip("\n"))
     return result.exit_code
 
 
@@ -329,9 +330,10 @@ def tune(arguments: argparse.Namespace) -> int:
     command = shlex.join(["bpcbench", "tune", arguments.suite, *arguments.overrides, *flags])
     text = tuned.preset(command, f"records/{record.name}" if record else "")
     if output and record:
-        record.parent.mkdir(exist_ok=True)
-        write_output(record, tuned.csv())
-        write_output(output, text)
+        with under_way():
+            record.parent.mkdir(exist_ok=True)
+        write_output(record, tuned.csv(), Unfinished)
+        write_output(output, text, Unfinished)
         print(tuned.table(), end="")
         print(f"preset: {output}\ntrials: {record}", file=sys.stderr)
     else:

@@ -11,7 +11,6 @@ import inspect
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import types
@@ -27,6 +26,7 @@ from bpcbench import hooks
 from bpcbench.api import Dataset, Engine, Evaluator, Inference, Method, Network, Plugin, Preprocessing, Prerequisite
 from bpcbench.errors import PluginError, UserError, unknown
 from bpcbench.records import Publication, StageEvent
+from bpcbench.streams import printed_to_stderr
 
 GROUP = "bpcbench"
 KINDS: Mapping[str, type[Plugin]] = {
@@ -173,11 +173,16 @@ def kind_of(plugin: Plugin) -> str:
     return next(kind for kind, base in KINDS.items() if isinstance(plugin, base))
 
 
-def load_registry() -> Registry:
-    """Load every entry point of group `bpcbench`, then the modules of BPCBENCH_PLUGINS."""
+def no_plugins() -> Registry:
+    """Return a registry to which nothing was added yet."""
     manager = pluggy.PluginManager("bpcbench")
     manager.add_hookspecs(hooks)
-    result = Registry(manager)
+    return Registry(manager)
+
+
+def load_registry() -> Registry:
+    """Load every entry point of group `bpcbench`, then the modules of BPCBENCH_PLUGINS."""
+    result = no_plugins()
     for distribution, version, entry in _entry_points(result.plugins):
         result.add(entry.name, distribution, version, entry.value, entry.load)
     for module in filter(None, map(str.strip, os.environ.get(LOCAL_VARIABLE, "").split(","))):
@@ -206,7 +211,7 @@ def _contained() -> Iterator[None]:
     if watched:
         signal.signal(signal.SIGINT, press)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with printed_to_stderr():
             yield
     except KeyboardInterrupt as error:
         if pressed:

@@ -154,6 +154,8 @@ def execute(task: Task, started: Started | None = None) -> Outcome:
         store = _opened(task)
     except BpcbenchError as error:
         return Outcome(task.id, "failed", message=str(error))
+    except (OSError, MemoryError) as error:
+        return Outcome(task.id, "failed", message=f"{type(error).__name__}: {error}")
     try:
         return attempt(task, started, store)
     except BpcbenchError as error:

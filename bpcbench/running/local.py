@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
+from bpcbench.errors import reason
 from bpcbench.records import Ended, RunInfo, Started, Task
 from bpcbench.running.worker import Worker
 
@@ -64,8 +65,8 @@ class LocalPool:
             task = replace(task, visible="", device="cpu")
         try:
             worker = self._worker()
-        except (OSError, EOFError) as error:
-            self._failed.append(Ended(task.attempt, "failed", f"no worker could be started: {error!r}"))
+        except (OSError, EOFError, MemoryError) as error:
+            self._failed.append(Ended(task.attempt, "failed", f"no worker could be started: {_why(error)}"))
             return True
         if gpu is not None:
             self._free[gpu] -= self._share(task)
@@ -136,3 +137,13 @@ class LocalPool:
 
 def _may_use_gpu(task: Task) -> bool:
     return task.device.startswith(("auto", "cuda"))
+
+
+def _why(error: Exception) -> str:
+    """Return why no process could be started, in words."""
+    if isinstance(error, MemoryError):
+        return "there is no memory left"
+    if isinstance(error, OSError) and error.strerror:
+        return reason(error)
+    # The connection to the fork server was closed by its end.
+    return "the process that starts workers has ended, as it does when memory is short (ulimit -v, a container's limit)"

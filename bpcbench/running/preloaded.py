@@ -1,6 +1,6 @@
 """Imported once by the fork server, so that every worker starts with plugins and their frameworks in memory.
 
-Errors are ignored here; the stage that needs the module reports them.
+Errors are ignored here, of too little memory for example; the stage that needs the module reports them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if PRELOAD_VARIABLE in os.environ:
     # The server has nothing to clean up: without this it would spend a second tearing down frameworks after every run.
     atexit.register(os._exit, 0)
 
-registry()
+with contextlib.suppress(Exception):
+    registry()
 for _module in (
     "numpy.ma",
     "omegaconf",
@@ -37,6 +38,6 @@ for _module in (
     with contextlib.suppress(Exception, SystemExit):
         importlib.import_module(_module)
 # The same for all workers of a run, and slow to compute.
-provenance.versions()
-provenance.machine()
-provenance.git_hash()
+for _compute in (provenance.versions, provenance.machine, provenance.git_hash):
+    with contextlib.suppress(Exception):
+        _compute()

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from bpcbench.errors import UserError, did_you_mean
+from bpcbench.errors import UserError, did_you_mean, shortened
 from bpcbench.reading import opened
 from bpcbench.reporting.collect import Progress
 from bpcbench.reporting.view import View
@@ -226,7 +226,7 @@ def select(stages: Sequence[Standing], words: Sequence[str]) -> list[Standing]:
             every = sorted({part for _, own in parts for part in own})
             shown = word.replace("=", " ")
             close = did_you_mean(word, every).replace("=", " ")
-            raise UserError(f"no stage of this store has {shown!r} in its label or key{close}")
+            raise UserError(f"no stage of this store has {shortened(shown)!r} in its label or key{close}")
     exact = " ".join(wanted)
     found = [stage for stage, own in parts if all(_has(stage, own, word) for word in wanted)]
     whole = [stage for stage in found if " ".join(_paired(stage.label)) == exact]

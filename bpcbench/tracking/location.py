@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from bpcbench.errors import StoreError
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlflow-artifacts"
 _PLAIN = re.compile(r"[A-Za-z0-9_./+~ -]*")
-_CREDENTIALS = re.compile(r"(?<=//)[^/\s@]+(?=@)")
+_USERINFO = re.compile(r"(?<=://)[^/?#\s]+(?=@)")
+# A password with a slash or a blank is no part of a valid address, but is one that somebody meant.
+_NAMED_USERINFO = re.compile(r"[\w+.-]+://([^/?#@]*:.*|[^/?#]+)@", re.DOTALL)
+_QUERY = re.compile(r"([?&;][\w.-]*(?:pass|pwd|token|secret|key|auth|cred|sig)[\w.-]*=)[^&;#\s'\"]+", re.IGNORECASE)
+_HIDDEN = "***"
+_SHORTEST_SECRET = 4
+"""Shorter passwords are hidden in addresses only: as words of their own they stand in any text."""
 _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -51,13 +58,29 @@ def database(store: Path) -> Path:
 
 
 def redacted(text: str) -> str:
-    """Return a text with the user and password of every address in it replaced by `***`."""
-    return _CREDENTIALS.sub("***", text)
+    """Return a text with the credentials of every address in it, and those of the named server, replaced by `***`."""
+    userinfo = _named_userinfo()
+    if userinfo:
+        text = text.replace(f"{userinfo}@", f"{_HIDDEN}@")
+    text = _QUERY.sub(rf"\1{_HIDDEN}", _USERINFO.sub(_HIDDEN, text))
+    password = userinfo.partition(":")[2]
+    for secret in (userinfo, password, unquote(password)):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, _HIDDEN)
+    return text
 
 
 def without_credentials(uri: str) -> str:
     """Return an address without user and password."""
-    return re.sub(r"(?<=//)[^/\s@]+@", "", uri)
+    if userinfo := _named_userinfo():
+        uri = uri.replace(f"{userinfo}@", "")
+    return _QUERY.sub(rf"\1{_HIDDEN}", re.sub(rf"{_USERINFO.pattern}@", "", uri))
+
+
+def _named_userinfo() -> str:
+    """Return user and password of the server that the user names, as they are written; empty if there are none."""
+    found = _NAMED_USERINFO.match(named_server() or "")
+    return found[1] if found else ""
 
 
 def quiet_environment() -> None:

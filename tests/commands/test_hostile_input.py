@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -19,9 +20,11 @@ from toys import TOYS
 import bpcbench
 from bpcbench import Session
 from bpcbench.cli import main
+from bpcbench.commands.suite import suite_session
 from bpcbench.errors import Mistake, Mistakes, UserError, shortened
 from bpcbench.planning.cells import OTHER_ROWS, check_size
 from bpcbench.registry.discovery import registry
+from bpcbench.store import folder as folders
 from bpcbench.suite.files import read
 from bpcbench.suite.validation import validate
 
@@ -134,6 +137,122 @@ def test_outputs_that_cannot_be_written(tmp_path_factory: Any, capsys: pytest.Ca
         assert capsys.readouterr().err.splitlines()[-1].endswith("cannot be written: No space left on device")
     assert main(["report", "toys.yaml", "--out", out, "--output", LONG]) == 2
     assert "File name too long" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["z" * 100_000],
+        ["run", "toys.yaml", "--" + "z" * 100_000],
+        ["run", "toys.yaml", "--jobs", "z" * 100_000],
+        ["report", "toys.yaml", "--format", "z" * 100_000],
+        ["list", "z" * 100_000],
+        ["data", "z" * 100_000],
+    ],
+    ids=lambda words: " ".join(words)[:20],
+)
+def test_words_that_no_command_takes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "zzz ... zz" in error
+    assert len(error) < 5000
+
+
+def test_names_of_nothing(tmp_path_factory: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path_factory.mktemp("store"))
+    assert main(["run", "toys.yaml", "--no-mlflow", "--in-process", "--quiet", "--out", out]) == 0
+    capsys.readouterr()
+    for words in (
+        ["logs", "z" * 100_000],
+        ["logs", *["z" * 9] * 10_000],
+        ["status", "z" * 100_000],
+        ["ui", "z" * 100_000],
+        ["sync", "z" * 100_000],
+        ["report", "z" * 100_000],
+        ["report", "z" * 100_000 + ".yaml"],
+        ["compare", "z" * 100_000, "toys"],
+        ["leaderboard", "z" * 100_000],
+        ["export", "z" * 100_000, "target"],
+        ["store", "merge", "z" * 100_000],
+        ["report", "toys.yaml", "--metrics", "z" * 100_000],
+        ["report", "toys.yaml", "--against", "z" * 100_000],
+    ):
+        assert main([*words, "--out", out]) == 2, words[:2]
+        text = "".join(capsys.readouterr())
+        assert len(text) < 3000, (words[:2], len(text))
+    for words in (["show", "z" * 100_000], ["check", "z" * 100_000], ["data", "get", "z" * 100_000]):
+        assert main(words) == 2
+        assert len("".join(capsys.readouterr())) < 3000, words[0]
+
+
+@dataclass(frozen=True)
+class Still(toys.Pick):
+    """Keeps snapshots."""
+
+    name: ClassVar[str] = "still"
+    steps: int = 3
+
+    def distil(self, data: Any, ipc: int, inputs: Any, ctx: Any) -> bpcbench.Coreset:
+        made = super().distil(data, ipc, inputs, ctx)
+        for _ in ctx.steps(self.steps, state={"images": made.images}, snapshot=lambda: made):
+            pass
+        return made
+
+
+TUNED = "tune={trials: 2, objective: right, space: {pick: {rate: [0.1, 0.2]}}}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_what_fails_after_the_work_is_no_wrong_input(
+    tmp_path_factory: Any, install: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """Exit code 2 where nothing was started, 1 where something was."""
+    install(toys, Still)
+    folder = tmp_path_factory.mktemp("outputs")
+    store, full = folder / "store", Path("/dev/full")
+    words = ["toys.yaml", "methods=[still]", "ipc=[1]", "seeds=1", "metrics=[right]", "--out", str(store)]
+    for command, option in (("anytime", "--pictures"), ("figure", "--output")):
+        assert main([command, *words, option, "/dev/full/x"]) == 2
+        assert f"{option} /dev/full/x: it is a file, or below one" in capsys.readouterr().err
+    assert not store.exists()
+
+    def in_process(arguments: Any) -> Session:
+        session = suite_session(arguments)
+        session.inline, session.track = True, False
+        return session
+
+    for module in ("curves", "suite"):
+        monkeypatch.setattr(f"bpcbench.commands.{module}.suite_session", in_process)
+    monkeypatch.setattr("bpcbench.reporting.anytime.pictures", lambda *_: {"curve": None})
+    monkeypatch.setattr("bpcbench.figures.draw", lambda _: "x" * 100_000)
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "curve.svg").symlink_to(full)
+    assert main(["anytime", *words, "--pictures", str(folder / "pictures"), "--quiet"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].endswith("No space left on device")
+
+    for name in ("preset.yaml", "records/preset.csv"):
+        place = folder / name.replace("/", "-").replace("records", "r")
+        place.mkdir()
+        (place / "records").mkdir()
+        (place / name).symlink_to(full)
+        tuned = ["tune", "toys.yaml", TUNED, "ipc=[1]", "--out", str(folder / "tuned"), "--quiet"]
+        assert main([*tuned, "--output", str(place / "preset.yaml")]) == 1
+        assert "cannot be written: No space left on device" in capsys.readouterr().err
+
+    key = next(path.parent.name for path in store.glob("stages/coreset/*/final"))
+    target = ["export", key, "--out", str(store)]
+    assert main([*target, "/dev/full/x"]) == 2
+    assert "it is a file, or below one" in capsys.readouterr().err
+    monkeypatch.setattr(folders, "write_durably", _full)
+    assert main([*target, str(folder / "exported")]) == 1
+    assert capsys.readouterr().err == "bpcbench: No space left on device\n"
+    assert not (folder / "exported").exists()
+
+
+def _full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_grid_is_counted_not_made() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
+import os
 import signal
+import subprocess
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toys
 from toys import TOYS, Dots, Line, Pick
 
 import bpcbench
@@ -284,6 +288,37 @@ def test_what_an_import_prints_does_not_reach_stdout(fresh: Registry, capsys: py
     out, error = capsys.readouterr()
     assert (out, error) == ("", "hello from a plugin\n")
     assert fresh.plugins[-1].seconds >= 0
+
+
+def test_what_an_import_prints_below_python_does_not_reach_stdout(
+    fresh: Registry, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def load() -> Any:
+        os.write(1, b"from a descriptor\n")
+        subprocess.run(["echo", "from a child"], check=True)
+        ctypes.CDLL(None).puts(b"from a library in C")
+        raise ValueError("and goodbye")
+
+    print("before")
+    fresh.add("theirs", "their-dist", "1", "m", load)
+    print("after", flush=True)
+    ctypes.CDLL(None).fflush(None)
+    out, error = capfd.readouterr()
+    assert (out, error) == ("before\nafter\n", "from a descriptor\nfrom a child\nfrom a library in C\n")
+
+
+def test_a_report_imports_no_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., Registry], write_suite: Callable[..., str]
+) -> None:
+    install(toys)
+    suite, out = write_suite(TOYS), tmp_path / "out"
+    bpcbench.run(suite, ["seeds=1"], out=out, inline=True, track=False, quiet=True)
+
+    def refuse() -> Registry:
+        raise AssertionError("plugins are imported")
+
+    monkeypatch.setattr("bpcbench.registry.discovery.registry", refuse)
+    assert "pick" in bpcbench.Session(suite, ["seeds=1"], out=out).report(metrics=["right"])
 
 
 def test_a_name_that_is_not_found_lists_what_is_and_what_did_not_load(fresh: Registry, plugin_module: Module) -> None:

@@ -72,6 +72,18 @@ class Toy:
                 start_new_session=group,
             )
 
+    def command(self, words: list[str], **settings: object) -> subprocess.CompletedProcess[str]:
+        """Run a command with the suite's plugin to its end, and return all it printed as its stdout."""
+        return subprocess.run(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.folder,
+            env=self.environment(**settings),
+            timeout=200,
+        )
+
     def run(self, *overrides: str, expect: int = 0, **more: Any) -> str:
         """Run to the end, check the exit code, and return all output so far."""
         code = self.start(*overrides, **more).wait(200)

@@ -8,6 +8,7 @@ import pytest
 
 from bpcbench.cli import main
 from bpcbench.errors import StoreError
+from bpcbench.store.store import Store
 from bpcbench.tracking.location import quiet_environment, redacted, tracking_uri, without_credentials
 
 
@@ -45,6 +46,37 @@ def test_credentials_are_not_shown():
     assert without_credentials(uri) == "https://host:5000/path"
     for harmless in ("sqlite:////tmp/a@b/mlflow.db", "http://host/a@b"):
         assert redacted(harmless) == without_credentials(harmless) == harmless
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown", "address"),
+    [
+        ("http://bob:sec/ret@host", "http://***@host", "http://host"),
+        ("http://bob:sec@ret@host/x", "http://***@host/x", "http://host/x"),
+        ("http://bob:se cret@host", "http://***@host", "http://host"),
+        ("http://:sec/ret@host", "http://***@host", "http://host"),
+        ("http://token@host:80", "http://***@host:80", "http://host:80"),
+        ("postgresql+psycopg2://bob:sec/r?t#@host/db", "postgresql+psycopg2://***@host/db", None),
+        ("mysql://host/db?user=bob&password=secret&x=1", "mysql://host/db?user=bob&password=***&x=1", None),
+        ("https://host/path?api_key=sec%20ret#top", "https://host/path?api_key=***#top", None),
+        ("http://host/a@b", "http://host/a@b", "http://host/a@b"),
+        ("sqlite:////tmp/a@b/mlflow.db", "sqlite:////tmp/a@b/mlflow.db", "sqlite:////tmp/a@b/mlflow.db"),
+    ],
+)
+def test_whatever_a_password_holds_it_is_not_shown(uri, shown, address, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert redacted(f"MLflow at {uri}: no {uri!r}") == f"MLflow at {shown}: no {shown!r}"
+    if address:
+        assert without_credentials(uri) == address
+    assert main(["doctor", "--out", str(Store.open(tmp_path / "store").root)]) in (0, 1)
+    assert f"MLflow: {shown}\n" in "".join(capsys.readouterr())
+
+
+def test_a_password_alone_is_not_shown_either(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://bob:pass%40word@host")
+    assert redacted("denied: pass%40word, pass@word, bob") == "denied: ***, ***, bob"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://bob:in@host")
+    assert redacted("nothing in http://bob:in@host") == "nothing in http://***@host"
 
 
 def test_telemetry_is_off_before_mlflow_is_imported(monkeypatch):
