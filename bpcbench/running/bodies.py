@@ -56,14 +56,15 @@ from bpcbench.records import (
 from bpcbench.registry.discovery import Registry, registry
 from bpcbench.running.checkpoint import fresh_folder
 from bpcbench.running.context import StageContext
-from bpcbench.running.device import limit_threads, peak_memory, resolve_device
+from bpcbench.running.device import limit_threads, resolve_device
 from bpcbench.running.exhaustion import explained, ran_out, release
 from bpcbench.running.members import Members
-from bpcbench.running.numerics import accelerator, of_plugins, ran_on, settle
+from bpcbench.running.numerics import of_plugins, settle
 from bpcbench.running.predictions import predict_split, read_predictions
 from bpcbench.running.queue import Outcome
 from bpcbench.running.seeding import derive, seed_globals
 from bpcbench.running.sight import answer
+from bpcbench.running.usage import Usage, free
 from bpcbench.store import leases, provenance
 from bpcbench.store.address import SCHEME, Address
 from bpcbench.store.folder import size
@@ -147,7 +148,17 @@ def _opened(task: Task) -> Store:
 
 
 def execute(task: Task, started: Started | None = None) -> Outcome:
-    """Make what a task asks for, in this process; whatever goes wrong is an outcome, not an exception."""
+    """Make what a task asks for, in this process; whatever goes wrong is an outcome, not an exception.
+
+    Memory of a GPU that is left unused is given back, for the process may live on.
+    """
+    try:
+        return _execute(task, started)
+    finally:
+        free()
+
+
+def _execute(task: Task, started: Started | None) -> Outcome:
     begin = time.monotonic()
     exhausted = False
     try:
@@ -209,6 +220,7 @@ class _Attempt:
         self.store = store
         self.started = started
         self.resumed = False
+        self.usage = Usage()
         # Now, not when it commits: the files may be edited while a long stage runs.
         self.code = stage_code(self.registry, stage)
 
@@ -224,6 +236,7 @@ class _Attempt:
     ) -> StageContext:
         device = resolve_device(self.task.device)
         settle(precision, device)
+        self.usage.expect(device)
         context = StageContext(
             seed=seed,
             device=device,
@@ -257,12 +270,11 @@ class _Attempt:
             "environment": {**provenance.versions(), **provenance.machine(), "commit": provenance.git_hash()},
             "threads": self.task.threads,
             "jobs": self.task.jobs,
-            "peak_memory_bytes": peak_memory(),
-            **accelerator(),
+            **self.usage.described(),
             **(meta or {}),
         }
         if context is not None:
-            description["device"] = ran_on(context.device)
+            description["device"] = self.usage.device(context.device)
             description["started"] = provenance.timestamp(time.time() - context.elapsed)
             if context.resumed_from and not self.resumed:
                 self.resumed = True

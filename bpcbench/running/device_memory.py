@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bpcbench.running import nvml
 from bpcbench.running.gpus import visible_gpus
 
 _SECONDS = 20.0
@@ -74,7 +75,7 @@ def _gpus() -> dict[str, float]:
     """Return the bytes of every GPU by its number and its unique name."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return _of_rocm()
+        return nvml.memory() or _of_rocm()
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         words = [tool, "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
         said = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout

@@ -6,7 +6,7 @@ Their pools are imported when a run opens them: this module is loaded by every c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from bpcbench.api import Engine, Pool, option
 from bpcbench.hooks import hookimpl
@@ -18,7 +18,9 @@ BPCBENCH_API = 1
 
 @dataclass(frozen=True)
 class Local(Engine):
-    """Processes on this machine: one per stage, forked from a server that has the frameworks loaded.
+    """Processes on this machine, forked from a server that has the frameworks loaded: one per stage on the CPU.
+
+    On a GPU one process executes stage after stage, because starting CUDA takes seconds (`reuse`).
 
     At most `jobs` stages run at once, and at most as many as fit on the GPUs (`gpus` of a method or an inference may
     be a fraction, and `overrides` sets it). A stage that crashes, hangs past its timeout or is killed fails alone.
@@ -30,6 +32,10 @@ class Local(Engine):
 
     gpus: int | None = option(None, "GPUs to use; none: all that are visible", key=False)
     overrides: dict[str, Any] = option({}, "by method or inference: {vbpc: {gpus: 0.5}}", key=False)
+
+    reuse: Literal["gpus", "always", "never"] = option(
+        "gpus", "one process for stage after stage: on GPUs, always or never", key=False
+    )
 
     def __post_init__(self) -> None:
         """Reject what is no number of GPUs."""
@@ -48,7 +54,7 @@ class Local(Engine):
         gpus = visible_gpus()[: self.gpus]
         shares = {name: float(values["gpus"]) for name, values in self.overrides.items()}
         slots = max(1, usable_cpus() // max(1, run.threads)) if self.jobs is None else max(1, self.jobs)
-        return LocalPool(run, slots, gpus, shares)
+        return LocalPool(run, slots, gpus, shares, reuse=self.reuse)
 
 
 @dataclass(frozen=True)

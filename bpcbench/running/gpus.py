@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import os
 import re
@@ -12,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bpcbench.running import nvml
 from bpcbench.running.device import cpu_build
 
 _SECONDS = 20.0
@@ -47,22 +47,11 @@ def listed(visible: str | None, present: int | None) -> tuple[str, ...]:
 
 def _present() -> int | None:
     """Return how many GPUs there are, or None if nobody can tell."""
-    for count in (_by_nvml, _by_nvidia_smi, _by_driver, _by_rocm, _by_library):
+    for count in (nvml.count, _by_nvidia_smi, _by_driver, _by_rocm, _by_library):
         with contextlib.suppress(Exception):
             if (found := count()) is not None:
                 return found
     return None
-
-
-def _by_nvml() -> int | None:
-    if importlib.util.find_spec("pynvml") is None:
-        return None
-    nvml = importlib.import_module("pynvml")
-    nvml.nvmlInit()
-    try:
-        return int(nvml.nvmlDeviceGetCount())
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _by_nvidia_smi() -> int | None:

@@ -6,9 +6,11 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
+from typing import Literal
 
 from bpcbench.errors import reason
 from bpcbench.records import Ended, RunInfo, Started, Task
+from bpcbench.running.processes import descendants
 from bpcbench.running.worker import Worker
 
 
@@ -20,8 +22,16 @@ class _Running:
     since: float
 
 
+Reuse = Literal["gpus", "always", "never"]
+
+
 class LocalPool:
-    """Worker processes of this machine. With `reuse`, a process that has answered gets the next task."""
+    """Worker processes of this machine.
+
+    Which get another task when they have answered is what `reuse` says: those that see a GPU, whose start takes
+    seconds, all or none. One whose stage failed, or has left processes behind, never does. A process sees the same GPU
+    all its life.
+    """
 
     def __init__(
         self,
@@ -30,7 +40,7 @@ class LocalPool:
         gpus: Sequence[str] = (),
         shares: Mapping[str, float] | None = None,
         *,
-        reuse: bool = False,
+        reuse: Reuse = "never",
     ) -> None:
         self.slots = slots
         self._preload = run.preload
@@ -39,7 +49,7 @@ class LocalPool:
         self._shares = dict(shares or {})
         self._free = [1.0] * len(self._gpus)
         self._running: dict[str, _Running] = {}
-        self._idle: list[Worker] = []
+        self._idle: list[tuple[str | None, Worker]] = []
         self._failed: list[Ended] = []
 
     def adopt(self) -> Collection[Task]:
@@ -64,7 +74,7 @@ class LocalPool:
         elif _may_use_gpu(task):
             task = replace(task, visible="", device="cpu")
         try:
-            worker = self._worker()
+            worker = self._worker(task.visible)
         except (OSError, EOFError, MemoryError) as error:
             self._failed.append(Ended(task.attempt, "failed", f"no worker could be started: {_why(error)}"))
             return True
@@ -82,9 +92,10 @@ class LocalPool:
     def _share(self, task: Task) -> float:
         return self._shares.get(task.plugin, min(task.resources.gpus, 1.0))
 
-    def _worker(self) -> Worker:
-        while self._idle:
-            worker = self._idle.pop()
+    def _worker(self, visible: str | None) -> Worker:
+        for entry in [entry for entry in reversed(self._idle) if entry[0] == visible]:
+            self._idle.remove(entry)
+            worker = entry[1]
             if worker.process.is_alive():
                 return worker
             # It died of something that the task before left behind; the next one is not to blame.
@@ -101,18 +112,28 @@ class LocalPool:
         for one in list(self._running.values()):
             for event in one.worker.events():
                 if isinstance(event, Ended):
-                    self._release(one)
+                    self._release(one, event)
                     event = replace(event, seconds=event.seconds or time.monotonic() - one.since)
                 yield event
 
-    def _release(self, one: _Running) -> None:
+    def _release(self, one: _Running, ended: Ended) -> None:
         del self._running[one.task.attempt]
         if one.gpu is not None:
             self._free[one.gpu] += self._share(one.task)
-        if self._reuse and one.worker.process.is_alive():
-            self._idle.append(one.worker)
+        if self._is_fit(one, ended):
+            self._idle.append((one.task.visible, one.worker))
         else:
             one.worker.close()
+
+    def _is_fit(self, one: _Running, ended: Ended) -> bool:
+        """Return whether a worker may get another task."""
+        wanted = self._reuse == "always" or (self._reuse == "gpus" and one.gpu is not None)
+        if not wanted or not one.worker.process.is_alive():
+            return False
+        # A score is the harness's own work in NumPy, and takes less than looking for processes.
+        return one.task.kind == "score" or (
+            ended.status in ("done", "cached") and not descendants(one.worker.process.pid)
+        )
 
     def stop(self, attempts: Collection[str]) -> None:
         """Send SIGTERM."""
@@ -131,7 +152,7 @@ class LocalPool:
         """End all workers."""
         for one in self._running.values():
             one.worker.close(kill=True)
-        for worker in self._idle:
+        for _, worker in self._idle:
             worker.close()
 
 

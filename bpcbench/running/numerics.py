@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from pathlib import Path
-from typing import Any
 
 _DETERMINISTIC = "deterministic"
 
@@ -24,20 +21,60 @@ def of_plugins(numerics: str) -> str:
 
 
 def settle(numerics: str, device: str) -> None:
-    """Set torch's switches for a stage: `float32` turns TF32 off, in products and convolutions; `tf32` turns it on."""
+    """Set torch's switches for a stage: `float32` turns TF32 off, in products and convolutions; `tf32` turns it on.
+
+    What an earlier stage of this process has turned on for itself is turned off again.
+    """
     precision, deterministic = parted(numerics)
     if deterministic:
         # Read by cuBLAS when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not deterministic and not device.startswith("cuda"):
+        _DETERMINISM.restore()
         return
     import torch
 
     fast = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
     if deterministic:
+        _DETERMINISM.turn_on()
+    else:
+        _DETERMINISM.restore()
+
+
+class _Determinism:
+    """Torch's switches for algorithms that repeat their bits, with what they were before."""
+
+    def __init__(self) -> None:
+        self._before: tuple[bool, bool, bool, bool] | None = None
+
+    def turn_on(self) -> None:
+        """Use such algorithms only."""
+        import torch
+
+        cudnn = torch.backends.cudnn
+        if self._before is None:
+            enabled, warn_only = (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            )
+            self._before = enabled, warn_only, cudnn.deterministic, cudnn.benchmark
         torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        cudnn.deterministic, cudnn.benchmark = True, False
+
+    def restore(self) -> None:
+        """Take back what `turn_on` has changed."""
+        if self._before is None:
+            return
+        import torch
+
+        enabled, warn_only, deterministic, benchmark = self._before
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
+        self._before = None
+
+
+_DETERMINISM = _Determinism()
 
 
 def synchronise() -> None:
@@ -45,39 +82,3 @@ def synchronise() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def ran_on(device: str) -> str:
-    """Return the device that computed: a stage that never started CUDA has used the CPU."""
-    torch = sys.modules.get("torch")
-    if not device.startswith("cuda") or (torch is not None and torch.cuda.is_initialized()):
-        return device
-    return "cpu"
-
-
-def accelerator() -> dict[str, Any]:
-    """Return what is known of the GPU in use, and its peak memory; empty if this process uses none."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return {}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    described = {
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        "capability": f"{properties.major}.{properties.minor}",
-        "driver": _driver(),
-        "cuda": torch.version.cuda or torch.version.hip,
-        "cudnn": torch.backends.cudnn.version(),
-        "tf32": {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32},
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
-    return {"accelerator": described, "peak_device_bytes": torch.cuda.max_memory_allocated()}
-
-
-def _driver() -> str | None:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        return None
-    found = re.search(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s", text)
-    return found[1] if found else None

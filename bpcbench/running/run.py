@@ -34,7 +34,7 @@ GRACE_SECONDS = 30.0
 
 def score_pool(run: RunInfo) -> Pool:
     """Return the pool for scores: one process for all, because starting one costs more than a score."""
-    return LocalPool(run, slots=1, reuse=True)
+    return LocalPool(run, slots=1, reuse="always")
 
 
 @dataclass(frozen=True)

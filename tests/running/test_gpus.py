@@ -36,7 +36,7 @@ def test_visible_gpus_are_those_of_cuda(visible: str | None, present: int | None
 def test_the_first_that_can_count_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "cpu_build", lambda file: "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus, "_by_nvml", lambda: None)
+    monkeypatch.setattr(gpus.nvml, "count", lambda: None)
     monkeypatch.setattr(gpus, "_by_nvidia_smi", lambda: 1 // 0)
     monkeypatch.setattr(gpus, "_by_driver", lambda: 3)
     assert gpus.visible_gpus() == ("0", "1", "2")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bpcbench.running import numerics
+from bpcbench.running.usage import Usage
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +17,7 @@ def switches_restored() -> Iterator[None]:
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     yield
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
-    torch.use_deterministic_algorithms(False)
+    numerics.settle("float32", "cpu")
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("float32", False), ("tf32", True), ("bf16", False)])
@@ -53,7 +54,29 @@ def test_plugins_see_a_precision_they_know() -> None:
     ]
 
 
+def test_what_one_stage_turned_on_another_does_not_have() -> None:
+    torch.backends.cudnn.benchmark = True
+    numerics.settle("float32+deterministic", "cpu")
+    numerics.settle("tf32+deterministic", "cuda")
+    numerics.settle("float32", "cuda")
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_what_the_user_has_turned_on_stays() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        numerics.settle("float32+deterministic", "cpu")
+        numerics.settle("float32", "cpu")
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_a_stage_that_never_started_cuda_ran_on_the_cpu() -> None:
-    assert numerics.ran_on("cuda") == ("cuda" if torch.cuda.is_initialized() else "cpu")
-    assert numerics.ran_on("cpu") == "cpu"
-    assert numerics.accelerator() == {}
+    found = Usage()
+    assert found.device("cuda") == "cpu"
+    assert found.device("cpu") == "cpu"
+    assert list(found.described()) == ["peak_memory_bytes"]

@@ -80,20 +80,20 @@ def test_slots_where_the_system_does_not_tell_the_affinity(monkeypatch: pytest.M
 
 def test_an_idle_worker_that_died_is_not_used_again(tmp_path: Path) -> None:
     """What one task left behind must not cost the next one its attempt."""
-    pool = LocalPool(RunInfo(store=tmp_path, run="r"), slots=1, reuse=True)
+    pool = LocalPool(RunInfo(store=tmp_path, run="r"), slots=1, reuse="always")
     try:
         pids = []
         for _ in range(2):
-            assert pool.submit(task(tmp_path))
-            assert not pool.submit(task(tmp_path)), "there is one slot"
+            assert pool.submit(score(tmp_path))
+            assert not pool.submit(score(tmp_path)), "there is one slot"
             pids.append(next(iter(pool._running.values())).worker.process.pid)
             (ended,) = events(pool)
             assert (ended.status, ended.lost) == ("failed", False)
             assert "was removed" in ended.message
         assert pids[0] == pids[1]
         os.kill(pids[0], signal.SIGKILL)
-        until(lambda: not pool._idle[0].process.is_alive(), 5)
-        assert pool.submit(task(tmp_path))
+        until(lambda: not pool._idle[0][1].process.is_alive(), 5)
+        assert pool.submit(score(tmp_path))
         (ended,) = events(pool)
         assert "was removed" in ended.message
     finally:
@@ -146,6 +146,10 @@ def events(pool: LocalPool) -> list[Ended]:
     while not (ended := [event for event in pool.wait(10) if isinstance(event, Ended)]):
         pass
     return ended
+
+
+def score(folder: Path) -> Task:
+    return make_task(planned("k", score=True), folder / "store", folder, log=folder / "log")
 
 
 def task(folder: Path) -> Task:
