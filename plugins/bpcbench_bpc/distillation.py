@@ -74,7 +74,7 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, inputs: Inputs, ctx: 
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
     augment = strategy(method.augmentation_used(shape[0]), shape[0])
     network = FlatNetwork(method.network.build(shape, count, ctx.seed).to(device))
-    batches = _batches(method, data, inputs, ctx)
+    batches = _batches(method, data, ipc, inputs, ctx)
     state = {
         "images": images,
         "logits": logits,
@@ -118,11 +118,12 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, inputs: Inputs, ctx: 
     return coreset()
 
 
-def _batches(method: TrajectoryMethod, data: Data, inputs: Inputs, ctx: Context) -> Batches | None:
+def _batches(method: TrajectoryMethod, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> Batches | None:
     size = method.batch_used()
     if not size:
         return None
-    return Batches(data, inputs.transform, size=size, seed=ctx.seed + 4, device=ctx.device)
+    needed = method.peak_bytes(data.facts, ipc)
+    return Batches(data, inputs.transform, size=size, seed=ctx.seed + 4, device=ctx.device, needed=needed)
 
 
 def _no_batches() -> tuple[Tensor, Tensor]:

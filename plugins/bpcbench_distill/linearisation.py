@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
+from torch.utils.checkpoint import checkpoint
 
 _PREFIX = "model."
 _SOLVED = f"{_PREFIX}head.weight"
@@ -23,9 +24,13 @@ class Linearisation:
     Together with phi(x) W, which is linear in W, it is the tangent model on the features phi at theta. The network has
     `features` and a linear `head`, is used in evaluation mode, and is not changed. No result has a gradient with
     respect to theta.
+
+    With `chunk` so many images go through the network at a time, and nothing of a pass stays in memory but its results:
+    gradients and transposed products compute it again. Results are equal up to rounding.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, chunk: int | None = None) -> None:
+        self.chunk = chunk
         named = {f"{_PREFIX}{name}": value.detach() for name, value in model.named_parameters()}
         buffers = {f"{_PREFIX}{name}": value for name, value in model.named_buffers()}
         self.base = {name: value for name, value in named.items() if name != _SOLVED}
@@ -46,12 +51,39 @@ class Linearisation:
 
     def push(self, images: Tensor, tangents: Tensor) -> Pair:
         """Return J(x) t (n, k) and the features phi(x) (n, h); both are differentiable in images and tangents."""
+        parts = self._parts(images)
+        if len(parts) == 1:
+            return self._push(images, tangents)
+        # Evaluation mode draws nothing, so there is no state of a generator to keep.
+        pushed = [
+            checkpoint(self._push, part, tangents, use_reentrant=False, preserve_rng_state=False) for part in parts
+        ]
+        outputs, features = zip(*pushed, strict=True)
+        return torch.cat(outputs), torch.cat(features)
+
+    def _push(self, images: Tensor, tangents: Tensor) -> Pair:
         result = jvp(lambda parameters: self._call(parameters, images), (self.base,), (self.split(tangents),))
         (_, features), (outputs, _) = cast(tuple[Pair, Pair], result)
         return outputs, features
 
     def pull(self, images: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the function u -> sum_i J(x_i)^T u_i; it may be called many times for one forward pass."""
+        """Return the function u -> sum_i J(x_i)^T u_i; it may be called many times.
+
+        There is one forward pass for all calls, with `chunk` one for each.
+        """
+        parts = self._parts(images)
+        if len(parts) == 1:
+            return self._pull(images)
+
+        def pulled(cotangents: Tensor) -> Tensor:
+            total = self.zeros()
+            for part, own in zip(parts, cotangents.split([len(part) for part in parts]), strict=True):
+                total += self._pull(part)(own)
+            return total
+
+        return pulled
+
+    def _pull(self, images: Tensor) -> Callable[[Tensor], Tensor]:
         _, back = cast(
             tuple[Tensor, Callable[[Tensor], tuple[Parameters]]],
             vjp(lambda parameters: self._call(parameters, images)[0], self.base),
@@ -64,8 +96,15 @@ class Linearisation:
         def one(parameters: Parameters, image: Tensor) -> Tensor:
             return self._call(parameters, image[None])[0][0]
 
-        blocks = vmap(jacrev(one), (None, 0))(self.base, images)
-        return torch.cat([block.flatten(0, 1).flatten(1) for block in blocks.values()], 1)
+        def matrix(part: Tensor) -> Tensor:
+            blocks = vmap(jacrev(one), (None, 0))(self.base, part)
+            return torch.cat([block.flatten(0, 1).flatten(1) for block in blocks.values()], 1)
+
+        parts = [matrix(part) for part in self._parts(images)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _parts(self, images: Tensor) -> tuple[Tensor, ...]:
+        return (images,) if self.chunk is None else images.split(self.chunk)
 
     def _call(self, parameters: Parameters, images: Tensor) -> Pair:
         result: Pair = functional_call(self._module, {**self._rest, **parameters}, (images,))

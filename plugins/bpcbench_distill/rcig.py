@@ -9,8 +9,8 @@ from bpcbench.api import Context, Method, Network, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs, Native, Ref
 from bpcbench_distill.rcig_inference import MIRROR_HELP, Mirror, mirrors
 from bpcbench_torch.growth import check_growth, grown
-from bpcbench_torch.memory import ADAM, FLOAT, resident, sizes, trained
-from bpcbench_torch.networks import ConvGN, ConvIN, ConvNetwork
+from bpcbench_torch.memory import ADAM, FLOAT, read, resident, sizes, trained
+from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork
 from bpcbench_torch.operations import STEP
 
 EXPLICIT = 2**26
@@ -45,8 +45,9 @@ class RCIG(Method):
     Where this differs from the authors' code: there, t also holds a displacement of the last layer's weights, which the
     closed form makes redundant; an optimiser meant to leave it alone adds its gradient instead. Also there, the
     network's parameters drift a little during the inner steps, by the momentum that Adam still has from the pool. The
-    batches of rows to which the authors restrict gradients of large coresets are left out: all rows are used. Linear
-    systems are solved in double precision. Everything else is float32 whatever the suite's precision.
+    batches of rows to which the authors restrict gradients of large coresets are left out: all rows are used, with
+    `chunk` so many at a time. Linear systems are solved in double precision. Everything else is float32 whatever the
+    suite's precision.
     """
 
     name: ClassVar[str] = "rcig"
@@ -85,6 +86,9 @@ class RCIG(Method):
         "real", "initial images: training images, or uniform random pixels, whitened like all images or only normalised"
     )
     init_seed: int | None = option(None, "seed of the initial images; none: each distillation seed draws its own")
+    chunk: int | None = option(
+        None, "images whose activations are in memory at a time, recomputed for the gradient; none: all", absent=None
+    )
     evaluation_steps: int | None = option(None, "nominal steps of the native inference; none: by images", key=False)
     evaluation_lr: float = option(1e-4, "learning rate of the native inference", key=False)
     evaluation_warmup: int = option(500, "warm-up steps of the native inference", key=False)
@@ -103,6 +107,8 @@ class RCIG(Method):
             raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
         if self.beta < 0:
             raise ValueError(f"beta must not be negative, got {self.beta}")
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {self.chunk}")
         if self.init_seed is not None and self.init_seed < 0:
             raise ValueError(f"init_seed must not be negative, got {self.init_seed}")
 
@@ -128,7 +134,8 @@ class RCIG(Method):
         A step holds the learned tensors with gradient, two moments and average, the pool with its optimisers, tangents
         with theirs, and the coreset's Jacobian, or the graph that stands for it. Its parts are that Jacobian while it
         is computed, the real batch pushed and pulled, the coreset's rows pushed and differentiated, twice for the
-        implicit gradient, and a pool update.
+        implicit gradient, and a pool update. With `chunk` no graph is held, and the parts are those of `chunk` images,
+        but for the update of a network with BatchNorm, whose statistics need all rows.
         """
         these = sizes(while_distilling(self.network, self.beta), facts, ipc)
         if these is None:
@@ -140,14 +147,19 @@ class RCIG(Method):
         explicit = outputs * linearised <= EXPLICIT
         held: float = 5 * these.rows * (these.pixels + these.classes) + self.pool * ADAM * parameters + 7 * parameters
         held += batch * these.pixels + (2 * rows - these.rows) * these.pixels
-        held += outputs * linearised if explicit else rows * one.kept
+        held += outputs * linearised if explicit else 0 if self.chunk else rows * one.kept
+        part, forwarded = (min(count, self.chunk or count) for count in (rows, batch))
+        passes = 1 if self.chunk else 2
+        updated = rows if isinstance(self.network, ConvBN) else part
         gram = 4 * rows**2  # in double precision
+        results = 2 * rows * (one.features + facts.classes) if self.chunk else 0
         parts = (
-            (outputs * (linearised + one.jacobian)) if explicit else 0.0,
-            batch * max(one.tangent_forward, one.pull) + batch * one.features,
-            rows * one.tangent + batch * (one.features + rows) + gram,
-            2 * rows * one.tangent + gram,
-            trained(these, rows, augmented=False),
+            (outputs * linearised + part * facts.classes * one.jacobian) if explicit else 0.0,
+            forwarded * max(one.tangent_forward, one.pull) + batch * one.features,
+            part * one.tangent + batch * (one.features + rows) + gram + results,
+            passes * part * one.tangent + gram + results,
+            trained(these, updated, augmented=False),
+            read(facts, batch),
         )
         return FLOAT * (held + max(parts)) + resident(facts)
 
@@ -166,8 +178,8 @@ class RCIG(Method):
         """Return steps * F * ((5 products + 22 + 3 updates) * rows + 6 batch), as through the network.
 
         F is one image's forward pass. A product with J takes three convolutions for each of the network, one with its
-        transpose two. Rows include mirrored copies. The search for rates, and what a small Jacobian saves, are left
-        out.
+        transpose two. Rows include mirrored copies. The search for rates, what a small Jacobian saves, and what `chunk`
+        computes again, are left out.
         """
         one, rows = self.network.operations(facts.shape, facts.classes), ipc * facts.classes
         if one is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bpcbench.api import Context
 from bpcbench.records import Coreset, Data, Inputs, Recipe
@@ -21,6 +22,7 @@ from bpcbench_distill.rcig_inference import mirrors
 from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import Batches
 from bpcbench_torch.distillation import initial_images
+from bpcbench_torch.flat import row_wise
 from bpcbench_torch.growth import grown, size_at
 from bpcbench_torch.moving_average import MovingAverage
 from bpcbench_torch.pool import Pool
@@ -129,7 +131,14 @@ def distil(method: RCIG, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> 
         device=ctx.device,
         staggered=False,
     )
-    batches = Batches(data, inputs.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device)
+    batches = Batches(
+        data,
+        inputs.transform,
+        size=method.batch,
+        seed=ctx.seed + 1,
+        device=ctx.device,
+        needed=method.peak_bytes(data.facts, ipc),
+    )
     chooser = torch.Generator().manual_seed(ctx.seed + 2)
     inner_rate, hvp_rate = Rate(method.inner_lr, ctx.device), Rate(method.hvp_lr, ctx.device)
 
@@ -156,7 +165,7 @@ def distil(method: RCIG, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> 
     sizes = grown(method.batch_start, method.batch)
     for step in ctx.steps(method.steps, state=state, snapshot=coreset):
         batches.resize(size_at(step, method.steps, sizes))
-        linear = Linearisation(pool.draw())
+        linear = Linearisation(pool.draw(), method.chunk)
         real = Real(*batches.next())
         problem = InnerProblem(linear, *learned.rows(mirror), l2)
         if step == 0 and method.search:
@@ -177,7 +186,7 @@ def distil(method: RCIG, data: Data, ipc: int, inputs: Inputs, ctx: Context) -> 
         average.update()
         images, targets = (rows.detach() for rows in learned.rows(mirror))
         updates = int(torch.randint(1, method.pool_steps + 1, (), generator=chooser))
-        pool.train(lambda model: _pool_loss(model, images, targets), updates)  # noqa: B023
+        pool.train(lambda model: _pool_loss(model, images, targets, method.chunk), updates)  # noqa: B023
         ctx.log(
             loss=direct.loss,
             accuracy=direct.accuracy,
@@ -215,7 +224,14 @@ def _optimizer(method: RCIG, learned: Learned) -> AdaBelief:
     return AdaBelief(groups)
 
 
-def _pool_loss(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of a pool update with the network's own last layer, 0.5 * mean ||f(x) - y||^2 / k."""
-    loss: Tensor = 0.5 * (model(images) - targets).square().mean()
+def _pool_loss(model: nn.Module, images: Tensor, targets: Tensor, chunk: int | None) -> Tensor:
+    """Return the loss of a pool update with the network's own last layer, 0.5 * mean ||f(x) - y||^2 / k.
+
+    With `chunk` the outputs are computed part by part, unless BatchNorm makes them depend on all rows.
+    """
+    if chunk is None or len(images) <= chunk or not row_wise(model):
+        outputs = model(images)
+    else:
+        outputs = torch.cat([checkpoint(model, part, use_reentrant=False) for part in images.split(chunk)])
+    loss: Tensor = 0.5 * (outputs - targets).square().mean()
     return loss

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bpcbench.records import Array, Data, Transform
-from bpcbench_torch.device_transform import DeviceTransform, as_function
+from bpcbench_torch.device_transform import DeviceTransform, as_function, is_known
 from bpcbench_torch.memory import RESIDENT_BYTES
 from bpcbench_torch.transfer import on_device
 
@@ -21,7 +21,9 @@ map into pinned memory (`stream`), or read and preprocessed on the host when the
 where the host is the device.
 """
 _SHARE = 0.5
-"""The share of a device's free memory that uint8 images may take: a step needs the rest."""
+"""The share of a device's memory that uint8 images may take where nothing says what a step needs."""
+_RESERVE = 1.2
+"""What a step may need relative to its prediction."""
 
 
 class TrainingImages:
@@ -29,6 +31,9 @@ class TrainingImages:
 
     `rows` are the rows that belong to it (None: all); it never reads more of a memory map than is asked for. Numbers
     do not depend on the place up to rounding, those of `bytes` and `stream` not at all.
+
+    `needed` are the bytes that the whole computation is predicted to need on the device without the images as bytes:
+    these are kept there only if that much, and a fifth of it, is left for the computation.
     """
 
     def __init__(
@@ -40,14 +45,18 @@ class TrainingImages:
         rows: Array | None = None,
         resident_bytes: int = RESIDENT_BYTES,
         place: Place | None = None,
+        needed: float | None = None,
     ) -> None:
         self.images, self.transform, self.device, self.chosen = images, transform, device, rows
         self.count = len(images) if rows is None else len(rows)
         numbers = self.count * int(np.prod(images.shape[1:]))
-        self._convert: DeviceTransform | None = as_function(transform, device)
-        self.place: Place = place or self._place(numbers, resident_bytes)
-        if self.place in ("bytes", "stream") and self._convert is None:
-            raise ValueError(f"{transform.plugin.name} is not known to run on a device")
+        self.place: Place = place or self._place(numbers, resident_bytes, needed)
+        self._convert: DeviceTransform | None = None
+        if self.place in ("bytes", "stream"):
+            # Only here: the matrix that whitens would lie on the device for nothing.
+            self._convert = as_function(transform, device)
+            if self._convert is None:
+                raise ValueError(f"{transform.plugin.name} is not known to run on a device")
         self.resident: Tensor | None = None
         self._reader = ThreadPoolExecutor(1) if self.place == "stream" else None
         self._ahead: tuple[Tensor, Future[Tensor]] | None = None
@@ -79,12 +88,15 @@ class TrainingImages:
         self._ahead = None if following is None else (following, self._reader.submit(self._pinned, following))
         return self._converted(read.to(self.device, non_blocking=True))
 
-    def _place(self, numbers: int, resident_bytes: int) -> Place:
+    def _place(self, numbers: int, resident_bytes: int, needed: float | None) -> Place:
         if 4 * numbers <= resident_bytes:
             return "whole"
-        if torch.device(self.device).type == "cpu" or self._convert is None:
+        if torch.device(self.device).type == "cpu" or not is_known(self.transform):
             return "mapped"
-        return "bytes" if numbers <= _SHARE * _free_bytes(self.device) else "stream"
+        free, held = _memory(self.device)
+        # What the computation holds already is part of what it needs.
+        room = _SHARE * free if needed is None else free + held - _RESERVE * needed
+        return "bytes" if numbers <= room else "stream"
 
     def _converted(self, pixels: Tensor) -> Tensor:
         assert self._convert is not None
@@ -125,9 +137,16 @@ class Batches:
         resident_bytes: int = RESIDENT_BYTES,
         rows: Array | None = None,
         place: Place | None = None,
+        needed: float | None = None,
     ) -> None:
         self.source = TrainingImages(
-            data.train.images, transform, device=device, rows=rows, resident_bytes=resident_bytes, place=place
+            data.train.images,
+            transform,
+            device=device,
+            rows=rows,
+            resident_bytes=resident_bytes,
+            place=place,
+            needed=needed,
         )
         self.device = device
         self.size = min(size, self.source.count)
@@ -177,12 +196,16 @@ class Batches:
         self.generator.set_state(state["generator"])
 
 
-def _free_bytes(device: str) -> float:
-    """Return the free memory of an accelerator; 0 where torch cannot tell."""
-    if torch.device(device).type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return float(free)
-    return 0.0
+def _memory(device: str) -> tuple[float, float]:
+    """Return the bytes of an accelerator that are free, and those of this process's tensors.
+
+    What torch's allocator keeps in reserve is free. Both are 0 where torch cannot tell.
+    """
+    if torch.device(device).type != "cuda":
+        return 0.0, 0.0
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_allocated(device)
+    return float(free + torch.cuda.memory_reserved(device) - held), float(held)
 
 
 def _expect_random_reads(images: Array) -> None:

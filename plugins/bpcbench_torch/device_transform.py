@@ -16,14 +16,19 @@ DeviceTransform = Callable[[Tensor], Tensor]
 """Maps uint8 images (n, c, h, w) to float32 images in network space, on their device."""
 
 
+def is_known(transform: Transform) -> bool:
+    """Return whether there is such a function; of other preprocessings only NumPy code is known."""
+    # Subclasses may override `apply`.
+    return type(transform.plugin) in (Standardize, Constants, ZCA)
+
+
 def as_function(transform: Transform, device: str) -> DeviceTransform | None:
     """Return the transform as a function on a device, or None for preprocessings of which only NumPy code is known.
 
     Standardisation is a table of 256 numbers per channel, the same bits as `Standardize.apply`; whitening is one more
     matrix product, equal to that of NumPy up to rounding.
     """
-    # Subclasses may override `apply`.
-    if type(transform.plugin) not in (Standardize, Constants, ZCA):
+    if not is_known(transform):
         return None
     arrays = transform.arrays
     levels = np.arange(256) / 255

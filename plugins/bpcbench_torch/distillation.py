@@ -90,7 +90,15 @@ def distil(
         seed=ctx.seed,
         device=ctx.device,
     )
-    batches = Batches(data, inputs.transform, size=method.batch, seed=ctx.seed + 1, device=ctx.device, rows=real_rows)
+    batches = Batches(
+        data,
+        inputs.transform,
+        size=method.batch,
+        seed=ctx.seed + 1,
+        device=ctx.device,
+        rows=real_rows,
+        needed=method.peak_bytes(data.facts, ipc),
+    )
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed + 2)
     # A separate CPU generator: the drawn operation decides what is launched, and must not wait for the device.
     chooser = torch.Generator().manual_seed(ctx.seed + 3)

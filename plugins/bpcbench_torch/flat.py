@@ -15,6 +15,11 @@ Statistics = Literal["batch"] | Mapping[str, Tensor]
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
+def row_wise(module: nn.Module) -> bool:
+    """Return whether an image's outputs never depend on the other images of its batch, also in training mode."""
+    return not any(isinstance(part, _BATCH_NORMS) for part in module.modules())
+
+
 class FlatNetwork:
     """The function f(x; theta) of a module, with all parameters in one vector, in the order of `parameters()`.
 
@@ -33,7 +38,7 @@ class FlatNetwork:
         self._initial = torch.cat([value.detach().reshape(-1) for value in named.values()])
         self.buffers: dict[str, Tensor] = {name: value.detach().clone() for name, value in module.named_buffers()}
         """A copy of the given module's buffers."""
-        self.row_wise: bool = not any(isinstance(part, _BATCH_NORMS) for part in module.modules())
+        self.row_wise: bool = row_wise(module)
         """Whether the logits of an image never depend on the other images of its batch."""
         self._fixed = copy.deepcopy(module).requires_grad_(False).eval()
         self._free = copy.deepcopy(self._fixed)

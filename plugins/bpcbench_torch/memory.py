@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bpcbench.api import Network
 from bpcbench.records import Activations, Facts
+from bpcbench_torch.zca import LARGEST_BLOCK
 
 RESIDENT_BYTES = 4_000_000_000
 """Preprocessed data that would be larger as float32 are not kept whole."""
@@ -26,6 +27,8 @@ PREDICTED = 250
 """Test images per forward pass of a predictive."""
 TEST_BATCH = 1000
 """Test images that a predictive is given at a time."""
+_CONVERTED = 3.25
+"""Copies of a batch while it is whitened on the device: its bytes, and three as numbers."""
 ADAM = 4
 """A parameter, its gradient and two moments."""
 
@@ -53,10 +56,28 @@ def sizes(network: Network, facts: Facts, ipc: int) -> Sizes | None:
     return Sizes(math.prod(facts.shape), facts.classes, ipc * facts.classes, parameters, one)
 
 
+def whole(facts: Facts) -> bool:
+    """Return whether the training data are small enough to be kept preprocessed on the device."""
+    return FLOAT * facts.sizes["train"] * math.prod(facts.shape) <= RESIDENT_BYTES
+
+
 def resident(facts: Facts) -> int:
-    """Return the bytes of the training data that must lie on the device: none where batches are read as needed."""
-    numbers = facts.sizes["train"] * math.prod(facts.shape)
-    return FLOAT * numbers if FLOAT * numbers <= RESIDENT_BYTES else 0
+    """Return the bytes that training data need on the device beside batches.
+
+    Small data are all there. Of larger ones only what whitens them must be, if they have colours: how they are
+    preprocessed is not known here. As bytes they are there too where memory is left (`Batches`), but need not be.
+    """
+    numbers = math.prod(facts.shape)
+    if whole(facts):
+        return FLOAT * facts.sizes["train"] * numbers
+    channels, rows, columns = facts.shape
+    block = channels * min(rows, LARGEST_BLOCK) * min(columns, LARGEST_BLOCK)
+    return FLOAT * (block**2 + numbers) if channels > 1 else 0
+
+
+def read(facts: Facts, batch: int) -> float:
+    """Return the numbers of a batch of training images while it is read: preprocessed already, or from bytes."""
+    return batch * math.prod(facts.shape) * (1.0 if whole(facts) else _CONVERTED)
 
 
 def trained(these: Sizes, rows: int, *, augmented: bool) -> float:

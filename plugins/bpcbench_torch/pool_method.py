@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from bpcbench.api import Context, Method, Network, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs
 from bpcbench_torch.growth import check_growth, grown
-from bpcbench_torch.memory import ADAM, AUGMENTED, FLOAT, Sizes, resident, sizes, trained
+from bpcbench_torch.memory import ADAM, AUGMENTED, FLOAT, Sizes, read, resident, sizes, trained
 from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
@@ -177,7 +177,7 @@ class PoolMethod(Method):
             outer += rows * (one.features + pixels)
         update = trained(these, min(these.rows, self.pool_rows), augmented=augmented and self.augment_pool)
         update += given + these.parameters
-        return FLOAT * (held + max(features, outer, update)) + resident(facts)
+        return FLOAT * (held + max(features, outer, update, read(facts, batch))) + resident(facts)
 
     def row_count(self, facts: Facts, ipc: int) -> int:
         """Return how many rows enter the outer loss."""

@@ -15,6 +15,10 @@ from bpcbench_torch.preprocessing import Standardize, check_constants
 
 _CHUNK = 2048
 """Images per chunk that are converted to floating point."""
+LARGEST_BLOCK = 64
+"""The side of the largest blocks that are chosen: the matrices of 64x64 colour images have 12,288 rows."""
+_SMALLEST_BLOCK = 16
+"""The side of the smallest ones: below, neighbouring pixels of a block are far apart in the image."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,11 @@ class ZCA(Preprocessing):
     `absolute: true` with `mean: [0, 0, 0]` and `std: [1, 1, 1]` that of code which whitens plain pixels with kornia, as
     MTT and DATM do.
 
-    `block: 64` is for large images: the matrices of 128x128 colour images would have 49,152 rows. Images larger than a
-    block are divided into the `strides` images of `block` pixels that a checkerboard of every second (third, ...) row
-    and column gives. All share one W, from the mean of their covariances, as in FRePo's code for ImageWoof; mu is
-    still that of the whole image. Images of one block are whitened as without this option.
+    Images of more than 64 pixels a side are whitened in blocks: the matrices of 128x128 colour images would have 49,152
+    rows. They are divided into the `strides` images of `block` pixels that a checkerboard of every second (third, ...)
+    row and column gives. All share one W, from the mean of their covariances, as in FRePo's code for ImageWoof; mu is
+    still that of the whole image. `block: 0` takes the largest block of at most 64 pixels a side that divides the
+    image; a block as large as the image whitens it whole. What was taken is stored, as `block`.
     """
 
     name: ClassVar[str] = "zca"
@@ -48,7 +53,11 @@ class ZCA(Preprocessing):
     spread: Literal["pixels", "images"] = option(
         "pixels", "standard deviation of the channels, as in standardize", absent="pixels"
     )
-    block: int = option(0, "whiten larger images in checkerboard blocks of this many pixels a side; 0: whole", absent=0)
+    block: int = option(
+        0,
+        "whiten larger images in checkerboard blocks of this many pixels a side; 0: of at most 64, by the image's size",
+        absent=0,
+    )
 
     def __post_init__(self) -> None:
         if not 0.0 < self.regularisation < math.inf:
@@ -60,11 +69,14 @@ class ZCA(Preprocessing):
     def strides(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return every how many rows and columns a block has one; (1, 1) if images (..., h, w) are whitened whole."""
         rows, columns = shape[-2:]
-        if not self.block or max(rows, columns) <= self.block:
+        block = self.block or LARGEST_BLOCK
+        if max(rows, columns) <= block:
             return 1, 1
-        if rows % self.block or columns % self.block:
-            raise ValueError(f"images of {rows}x{columns} pixels cannot be divided into blocks of {self.block} a side")
-        return rows // self.block, columns // self.block
+        if not self.block:
+            block = _chosen_block(rows, columns)
+        if rows % block or columns % block:
+            raise ValueError(f"images of {rows}x{columns} pixels cannot be divided into blocks of {block} a side")
+        return rows // block, columns // block
 
     def operations(self, facts: Facts) -> float | None:
         """Return 2 n d^2 for the covariance and 9 d^3 for its eigenvectors, d being the numbers of a block."""
@@ -75,13 +87,15 @@ class ZCA(Preprocessing):
     def fit(self, data: Data, ctx: Context) -> Arrays:
         """Return `mean` and `std` per channel and, if there is whitening, `centre`, `whiten` and `colour`.
 
-        `centre` are the d numbers of an image, the matrices (e, e) for the e numbers of a block.
+        `centre` are the d numbers of an image, the matrices (e, e) for the e numbers of a block, whose rows and columns
+        are `block`, where there is more than one.
         """
         images = data.train.images
         moments = Standardize(self.spread, mean=self.mean, std=self.std).fit(data, ctx)
         if images.shape[1] == 1 and not self.grey:
             return moments
-        centre, covariance = _covariance(images, moments, self.strides(images.shape), centred=self.centred)
+        strides = self.strides(images.shape)
+        centre, covariance = _covariance(images, moments, strides, centred=self.centred)
         width = len(covariance)
         ridge = self.regularisation * (1.0 if self.absolute else covariance.trace() / width)
         values, vectors = np.linalg.eigh(covariance)
@@ -89,8 +103,10 @@ class ZCA(Preprocessing):
         # Rounding can make small eigenvalues negative. Without any variance there is nothing to whiten: scale 1.
         scales = np.sqrt(np.maximum(values, 0) + ridge) if ridge > 0 else np.ones_like(values)
         scales[: max(0, width - len(images))] = 1.0  # eigh sorts in ascending order
+        sides = [side // stride for side, stride in zip(images.shape[2:], strides, strict=True)]
         return {
             **moments,
+            **({"block": np.array(sides)} if strides != (1, 1) else {}),
             "centre": centre.astype(np.float32),
             "whiten": _square(vectors / np.sqrt(scales)).astype(np.float32),
             "colour": _square(vectors * np.sqrt(scales)).astype(np.float32),
@@ -123,6 +139,18 @@ class ZCA(Preprocessing):
         strides = _strides(pixels.shape, len(arrays["whiten"]))
         blocks = _blocks(standardised.reshape(len(pixels), -1) - arrays["centre"], pixels.shape, strides)
         return _whole(blocks @ arrays["whiten"], pixels.shape, strides).astype(np.float32, copy=False)
+
+
+def _chosen_block(rows: int, columns: int) -> int:
+    """Return the side of the largest square blocks that divide an image and are not too large."""
+    common = math.gcd(rows, columns)
+    for side in range(LARGEST_BLOCK, _SMALLEST_BLOCK - 1, -1):
+        if common % side == 0:
+            return side
+    raise ValueError(
+        f"images of {rows}x{columns} pixels have no checkerboard blocks of {_SMALLEST_BLOCK} to {LARGEST_BLOCK} pixels "
+        f"a side; `block: {max(rows, columns)}` whitens them whole"
+    )
 
 
 def _strides(shape: Sequence[int], size: int) -> tuple[int, int]:

@@ -51,6 +51,8 @@ METHODS = {
     "rcig": (RCIG(**LINEAR, network=ConvNN(width=16), batch=64), 5),
     "rcig, through the network": (RCIG(**LINEAR, network=ConvNN(width=32), batch=64, mirror="no"), 10),
     "rcig, real batch": (RCIG(**LINEAR, network=ConvNN(width=32), batch=512, mirror="no"), 1),
+    "rcig, chunks": (RCIG(**LINEAR, network=ConvNN(width=32), batch=64, mirror="no", chunk=20), 10),
+    "rcig, chunks and BatchNorm": (RCIG(**LINEAR, network=DEEP, batch=64, mirror="no", chunk=20), 20),
     "bpc-rkl": (ReverseKL(**TRAJECTORY, draws=2, batch=64), 5),
     "bpc-fkl": (ForwardKL(**TRAJECTORY, draws=2), 5),
     "bpc-w": (Wasserstein(**TRAJECTORY), 5),
@@ -70,6 +72,7 @@ INFERENCES = {
     "ensemble": (Ensemble(steps=3, members=3), BN, 20),
     "sghmc": (SGHMCInference(**SHORT), IN, 30),
     "sghmc, together": (SGHMCInference(**SHORT, batched=True), BN, 20),
+    "sghmc, four together": (SGHMCInference(**SHORT | {"chains": 4}, batched=True), IN, 20),
     "hmc": (HMCInference(**SHORT, leapfrog=2), IN, 30),
 }
 

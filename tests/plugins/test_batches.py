@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ import torch
 from bpcbench.api import Preprocessing
 from bpcbench.records import Data, Facts, Split, Transform
 from bpcbench.testing import context, toy_data, toy_inputs
-from bpcbench_torch.batches import Batches, Place
+from bpcbench_torch import batches as batches_module
+from bpcbench_torch.batches import Batches, Place, TrainingImages
+from bpcbench_torch.networks import ConvBN
 from bpcbench_torch.preprocessing import Constants, Standardize
 from bpcbench_torch.zca import ZCA
+from bpcbench_vbpc.method import VBPC
 
 
 def batches(data: Data, size: int, **more: int) -> Batches:
@@ -211,6 +215,48 @@ def test_a_part_of_the_rows_is_never_read_as_a_whole(place: Place) -> None:
     seen = torch.cat([stream.next()[1] for _ in range(100)])
     assert int(seen.min()) >= 1
     assert 0 < Counted.read <= 4096
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "needed", "place"),
+    [
+        (1_000_000, 0, None, "bytes"),  # half of it is more than the images
+        (390_000, 0, None, "stream"),
+        (400_000, 0, 150_000, "bytes"),
+        (400_000, 0, 170_000, "stream"),  # the step would run out of memory
+        (300_000, 100_000, 150_000, "bytes"),  # what is held is part of what is needed
+    ],
+)
+def test_bytes_are_kept_on_a_device_only_beside_what_the_step_needs(
+    free: int, held: int, needed: float | None, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 images of ten bytes, on the device of torch that holds nothing; the sizes of its memory are made up."""
+    monkeypatch.setattr(batches_module, "_memory", lambda device: (float(free), float(held)))
+    images = np.zeros((20_000, 1, 2, 5), np.uint8)
+    transform = Transform(Constants(), {"mean": np.zeros(1), "std": np.ones(1)})
+    found = TrainingImages(images, transform, device="meta", resident_bytes=0, needed=needed)
+    assert found.place == place
+    assert (found.resident is not None) == (place == "bytes")
+
+
+def test_every_method_says_what_it_needs_beside_the_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+    own = TrainingImages.__init__
+
+    def noted(self: TrainingImages, *given: Any, needed: float | None = None, **more: Any) -> None:
+        asked.append(needed)
+        own(self, *given, needed=needed, **more)
+
+    monkeypatch.setattr(TrainingImages, "__init__", noted)
+    method = VBPC(steps=1, network=ConvBN(width=2), batch=4, pool=1)
+    method.distil(toy_data(), 1, toy_inputs(), context(tmp_path))
+    assert asked == [method.peak_bytes(toy_data().facts, 1)]
+
+
+def test_what_whitens_is_on_the_device_only_if_it_whitens_there(tmp_path: Path) -> None:
+    data, transform = stored(tmp_path, ZCA(grey=True))
+    assert TrainingImages(data.train.images, transform, device="cpu")._convert is None
+    assert TrainingImages(data.train.images, transform, device="cpu", place="bytes")._convert is not None
 
 
 def test_what_is_not_known_to_run_on_a_device_is_said() -> None:

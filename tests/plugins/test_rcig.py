@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bpcbench import metrics
 from bpcbench.data.splits import load_split, training_data
+from bpcbench.planning.spec import Spec
 from bpcbench.records import Coreset, Facts, Inputs, Transform, mirrored
 from bpcbench.testing import InferenceConformance, MethodConformance, context, toy_coreset, toy_data, toy_inputs
 from bpcbench_data.digits import Digits
@@ -28,6 +29,7 @@ from bpcbench_distill.rcig_inference import RCIGInference, Schedule, mirrors
 from bpcbench_torch.alexnet import AlexNet
 from bpcbench_torch.moving_average import MovingAverage
 from bpcbench_torch.networks import ConvBN, ConvIN, ConvNN
+from bpcbench_torch.peak import peak_allocation
 from bpcbench_torch.pool import Pool
 from bpcbench_torch.preprocessing import Standardize
 
@@ -165,6 +167,81 @@ def test_the_implicit_gradient_is_that_of_full_unrolling(mirror):
     torch.testing.assert_close(direct.log_scale, unrolled[2], rtol=1e-6, atol=1e-9)
     # It matters: the direct gradient alone is another one.
     assert float(implicit[0].norm() / direct.images.norm()) > 0.01
+
+
+@pytest.mark.parametrize("explicit", [0, 10**9], ids=["through-the-network", "matrix"])
+def test_chunks_give_the_same_gradients(explicit):
+    """Of a whole step but for its optimiser: the descent, the outer loss, the inverse product, the implicit term."""
+
+    def found(chunk: int | None) -> list[Tensor]:
+        linear, learned, real = tiny()
+        linear.chunk = chunk
+        problem = InnerProblem(linear, *learned.rows(True), 0.02, explicit=explicit)
+        t = problem.descend(5, 1e-2).end
+        direct = outer_gradients(problem, t, learned, real, 0.02, mirror=True)
+        v = problem.invert(direct.tangents, 5, 1e-2).end
+        implicit = implicit_gradients(linear, t, v, learned, 0.02, mirror=True)
+        return [
+            t,
+            *(getattr(direct, name) for name in ("loss", "images", "targets", "log_scale", "tangents")),
+            *implicit,
+        ]
+
+    for whole, parts in zip(found(None), found(4), strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("network", [SMALL, ConvBN(width=4, order="conv-first")], ids=lambda one: one.name)
+def test_a_run_in_chunks_is_one_of_all_rows_up_to_rounding(network, tmp_path):
+    """With BatchNorm as well: the pool's own updates then see all rows."""
+    method = replace(QUICK, network=network, steps=3)
+    whole, parts = (
+        replace(method, chunk=chunk).distil(toy_data(), 2, toy_inputs(), context(tmp_path / str(chunk)))
+        for chunk in (None, 3)
+    )
+    np.testing.assert_allclose(parts.images, whole.images, atol=2e-3)
+    np.testing.assert_allclose(parts.targets, whole.targets, atol=2e-3)
+
+
+def test_chunks_bound_what_is_allocated():
+    """An eighth of the rows through the network at a time, where the Jacobian is no matrix."""
+    model = ConvNN(width=8, softplus=60.0).build((3, 8, 8), 3, 0).eval()
+    learned = Learned(torch.randn(64, 3, 8, 8), torch.randn(64, 3), torch.zeros(()))
+    learned = Learned(*(tensor.requires_grad_() for tensor in vars(learned).values()))
+    real = Real(torch.randn(64, 3, 8, 8), torch.arange(64) % 3)
+    peaks = {}
+    for chunk in (None, 8):
+        linear = Linearisation(model, chunk)
+
+        def step(linear: Linearisation = linear) -> None:
+            problem = InnerProblem(linear, *learned.rows(False), 0.02, explicit=0)
+            direct = outer_gradients(problem, linear.zeros(), learned, real, 0.02, mirror=False)
+            implicit_gradients(linear, linear.zeros(), direct.tangents, learned, 0.02, mirror=False)
+
+        peaks[chunk] = peak_allocation(step, "cpu")
+    assert peaks[8] < 0.4 * peaks[None]
+
+
+def test_chunks_are_an_option_that_old_results_do_not_have():
+    assert "chunk" not in Spec.of(QUICK).options
+    assert Spec.of(replace(QUICK, chunk=100)).options["chunk"] == 100
+    with pytest.raises(ValueError, match="chunk"):
+        RCIG(chunk=0)
+
+
+def test_chunks_bound_the_predicted_memory():
+    """CIFAR-100 at 10 and 50 images per class, Tiny-ImageNet at 10, ImageNet at 64 px with two: up to 5,000 rows.
+
+    With BatchNorm the update of a pool network, which needs all rows, is what is left.
+    """
+    for side, classes, ipc in ((32, 100, 10), (32, 100, 50), (64, 200, 10), (64, 1000, 2)):
+        facts = Facts(shape=(3, side, side), classes=classes, sizes={"train": 50_000})
+        plain, normed = (
+            [RCIG(network=network, chunk=chunk).peak_bytes(facts, ipc) for chunk in (None, 100)]
+            for network in (ConvNN(order="conv-first"), ConvBN(order="conv-first"))
+        )
+        assert plain[1] < 16e9 < 24e9 < plain[0]
+        assert normed[1] < 0.4 * normed[0]
 
 
 def _pull_with_graph(linear: Linearisation, images: Tensor, cotangents: Tensor) -> Tensor:
