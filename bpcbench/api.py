@@ -405,6 +405,9 @@ class Pool(Protocol):
 
     The runner owns the queue, timeouts, the grace period and retries. A pool starts attempts, and says when they have
     started and ended. An attempt is named by `task.attempt`.
+
+    The pool of a detached engine may have a number `undelivered`: how many attempts it has taken but not handed on yet,
+    so that they would be lost with this process. `bpcbench run --detach` waits until it is 0.
     """
 
     @property
@@ -415,7 +418,7 @@ class Pool(Protocol):
         """Return the attempts that an earlier invocation left running; `wait` reports their ends like any other's.
 
         It is called once, before anything is submitted. An engine that is not `detached` has none. Those that belong to
-        another run that still lives are left to it: their events are ignored.
+        another run that still lives must be left to it: ask `RunInfo.claim`.
         """
 
     def submit(self, task: Task) -> bool:

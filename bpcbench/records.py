@@ -615,6 +615,11 @@ class Task:
         return cls(**{**value, **paths, "preload": tuple(value["preload"]), "resources": resources})
 
 
+def _anyones(task: Task) -> bool:
+    """Claim every attempt: there are no other runs."""
+    return True
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """What an engine knows about a run when it opens its pool."""
@@ -633,6 +638,12 @@ class RunInfo:
     """An engine whose stages run in this process opens a debugger where one fails."""
     report: Callable[[str], None] = print
     """Shows a line to the user."""
+    claim: Callable[[Task], bool] = _anyones
+    """Says whether an attempt that is not of this run's making is its own from now on.
+
+    That is so if the run that it belonged to is no more, and no other was faster. The pool of an engine that is
+    detached neither ends, signals nor tidies away any attempt but those that it has submitted or claimed.
+    """
 
     def folder(self, engine: str) -> Path:
         """Return a folder of the store for an engine's own files, the same for all runs; it may not exist yet."""

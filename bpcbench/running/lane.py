@@ -144,7 +144,7 @@ class Lane:
             self.interrupt()
         else:
             self._submit()
-            if self.stop.when_submitted and self.ownership is not None:
+            if self.stop.when_submitted and self.ownership is not None and not self._undelivered():
                 self.stop.requested = self.stop.leave = True
                 return
         self._enforce()
@@ -180,6 +180,10 @@ class Lane:
                 self._attempts[task.attempt] = _Attempt(planned, task, time.monotonic())
                 self.host.begun(planned, task)
                 self.host.report(f"still running: {planned.kind} {planned.label}")
+
+    def _undelivered(self) -> int:
+        with self._contained("undelivered"):
+            return int(getattr(self._pool, "undelivered", 0))
 
     def _submit(self) -> None:
         now = time.monotonic()

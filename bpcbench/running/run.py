@@ -138,6 +138,10 @@ class Runner:
             (self.announce or self.report)("stopping: running stages write a checkpoint (again to end at once)")
 
     def _lane(self, open_pool: Callable[[RunInfo], Pool], info: RunInfo, *, scores: tuple[bool, ...]) -> Lane:
+        ownership = None
+        if self.engine.detached and False in scores:
+            ownership = Ownership(info.folder(self.engine.name), info.run)
+            info = replace(info, claim=ownership.claim)
         return Lane(
             engine=self.engine.name if False in scores else "local",
             open=lambda: open_pool(info),
@@ -149,9 +153,7 @@ class Runner:
             stop=self._stop,
             grace=self.grace,
             retries=self.engine.retries if False in scores else Local.retries,
-            ownership=Ownership(info.folder(self.engine.name), info.run)
-            if self.engine.detached and False in scores
-            else None,
+            ownership=ownership,
         )
 
     def _run_both(self, lane: Lane, scores: _LaneThread) -> None:

@@ -16,12 +16,13 @@ LINGER_SECONDS = 10.0
 
 
 class StageActor:
-    """Runs on a node. Methods run in threads of their own, so that `stop` is heard while `join` waits."""
+    """Runs on a node. Methods run in threads of their own, so that `stop` is heard while `join` waits.
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    The worker is started with the actor: Ray keeps calls of methods in the process that makes them until the actor
+    lives, and such a call is lost with that process.
+    """
 
-    def start(
+    def __init__(
         self,
         task: str,
         log: str,
@@ -29,22 +30,30 @@ class StageActor:
         environment: Mapping[str, str],
         timeout: float | None,
         grace: float,
-    ) -> tuple[str, int]:
-        """Start the worker and return the node and the process.
-
-        The worker writes a checkpoint and stops when its standard input is closed: when this process is gone.
-        """
+    ) -> None:
+        """Start the worker, which writes a checkpoint and stops when its standard input closes: with this process."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: OSError | None = None
         command = [python or sys.executable, "-m", "bpcbench.running.worker", task, "--bound", "stop"]
-        with open(log, "ab") as output:  # noqa: PTH123 - a text from another process
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **environment},
-                start_new_session=True,
-            )
+        try:
+            with open(log, "ab") as output:  # noqa: PTH123 - a text from another process
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, **environment},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._error = error
         threading.Thread(target=self._follow, args=(timeout, grace), daemon=True).start()
+
+    def where(self) -> tuple[str, int]:
+        """Return the node and the process of the worker; OSError if it could not be started."""
+        if self._error is not None:
+            raise self._error
+        assert self._process is not None
         return socket.gethostname(), self._process.pid
 
     def join(self) -> int | None:
@@ -55,7 +64,9 @@ class StageActor:
         """Ask the worker to write a checkpoint and end; after the grace it is killed, whether or not a run listens."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            threading.Timer(grace, self.kill).start()
+            timer = threading.Timer(grace, self.kill)
+            timer.daemon = True
+            timer.start()
 
     def kill(self) -> None:
         """Kill the worker and all it has started."""
@@ -64,12 +75,16 @@ class StageActor:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _follow(self, timeout: float | None, grace: float) -> None:
-        assert self._process is not None
-        try:
-            # Later than the run would: it knows better what to say.
-            self._process.wait(None if timeout is None else timeout + 2 * grace)
-        except subprocess.TimeoutExpired:
-            self.stop(grace)
-            self._process.wait()
+        if self._process is not None:
+            try:
+                # Later than the run would: it knows better what to say.
+                self._process.wait(None if timeout is None else timeout + 2 * grace)
+            except subprocess.TimeoutExpired:
+                self.stop(grace)
+                self._process.wait()
         threading.Event().wait(LINGER_SECONDS)
+        self._leave()
+
+    def _leave(self) -> None:
+        """End this process, and the actor with it."""
         os._exit(0)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 NAMESPACE = "bpcbench"
 CONNECT_SECONDS = 10.0
+HANDOVER_SECONDS = 3.0
+"""How long actors that do not live yet are waited for when a run leaves them."""
 _INHERITED = ("PYTHONPATH",)
 """What the worker's environment takes from this process's, besides BPCBENCH_*."""
 
@@ -41,7 +43,7 @@ class _Attempt:
     task: Task
     actor: Any
     ref: Any
-    """The pending call: `start`, later `join`."""
+    """The pending call: `where`, later `join`."""
     started: bool = False
 
 
@@ -68,22 +70,33 @@ class RayPool:
                 slow.cancel()
 
     def adopt(self) -> Iterable[Task]:
-        """Return the tasks that earlier runs have left."""
+        """Return the tasks that earlier runs have left, those without a living actor or an outcome apart."""
         left = []
-        for file in sorted(self._folder.glob("*.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                task = Task.from_json(json.loads(file.read_text()))
+        named: set[str] = set()
+        for file, task in self._files():
+            # An actor is named after its stage: it is that of the newest file.
+            newest = task.id not in named
+            named.add(task.id)
+            if not self._run.claim(task):
+                continue
+            actor = _found(task) if newest else None
+            if actor is not None:
+                self._attempts[task.attempt] = _Attempt(task, actor, actor.where.remote())
+            elif task.outcome_file.exists():
+                self._news.append(Ended(task.attempt))
+            if actor is not None or task.outcome_file.exists():
                 left.append(task)
-                try:
-                    actor = ray.get_actor(actor_name(task), NAMESPACE)
-                except ValueError:
-                    # It is over, or its node is gone: the store knows.
-                    self._news.append(Ended(task.attempt, message="its actor is gone"))
-                    file.unlink(missing_ok=True)
-                    continue
-                self._attempts[task.attempt] = _Attempt(task, actor, actor.join.remote(), started=True)
-                self._news.append(Started(task.attempt))
+            if actor is None:
+                file.unlink(missing_ok=True)
         return left
+
+    def _files(self) -> list[tuple[Path, Task]]:
+        """Return the files of all tasks of this store, the newest first."""
+        found = []
+        for file in self._folder.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found.append((file.stat().st_mtime_ns, file, Task.from_json(json.loads(file.read_text()))))
+        return [(file, task) for _, file, task in sorted(found, key=lambda one: one[0], reverse=True)]
 
     def submit(self, task: Task) -> bool:
         """Create an actor; Ray queues it until there is room."""
@@ -93,6 +106,9 @@ class RayPool:
         file = self._file(task)
         file.write_text(json.dumps(task.to_json()))
         task.log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {name: value for name, value in os.environ.items() if name.startswith("BPCBENCH_")}
+        environment |= {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        environment["OMP_NUM_THREADS"] = str(task.threads)
         try:
             actor: Any = (
                 ray.remote(StageActor)
@@ -105,7 +121,7 @@ class RayPool:
                     max_concurrency=4,
                     **asked,
                 )
-                .remote()
+                .remote(str(file), str(task.log), self._engine.python, environment, task.timeout, self._run.grace)
             )
         except ValueError as error:
             file.unlink(missing_ok=True)
@@ -114,13 +130,7 @@ class RayPool:
             # Another run is at this very stage.
             self._news.append(Ended(task.attempt, "busy"))
             return True
-        environment = {name: value for name, value in os.environ.items() if name.startswith("BPCBENCH_")}
-        environment |= {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        environment["OMP_NUM_THREADS"] = str(task.threads)
-        ref = actor.start.remote(
-            str(file), str(task.log), self._engine.python, environment, task.timeout, self._run.grace
-        )
-        self._attempts[task.attempt] = _Attempt(task, actor, ref)
+        self._attempts[task.attempt] = _Attempt(task, actor, actor.where.remote())
         self._warn(task, asked)
         return True
 
@@ -171,7 +181,7 @@ class RayPool:
         try:
             ray.get(attempt.ref, timeout=10)
         except ActorUnavailableError:
-            attempt.ref = attempt.actor.join.remote()
+            attempt.ref = (attempt.actor.join if attempt.started else attempt.actor.where).remote()
             return
         except RayActorError as error:
             message = str(error).strip().splitlines()[0]
@@ -220,7 +230,11 @@ class RayPool:
                     ray.kill(attempt.actor)
 
     def close(self) -> None:
-        """Leave the cluster; actors stay."""
+        """Leave the cluster; actors stay, also those that wait for room."""
+        if waiting := [attempt.ref for attempt in self._attempts.values() if not attempt.started]:
+            # The cluster must have them before this process, which asks for them in the background, is gone.
+            with contextlib.suppress(RayError):
+                ray.wait(waiting, num_returns=len(waiting), timeout=HANDOVER_SECONDS)
         if self._mine:
             ray.shutdown()
 
@@ -253,6 +267,14 @@ def _signals_kept() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _found(task: Task) -> Any:
+    """Return the actor for the stage of a task, or None: it is over, or its node is gone."""
+    try:
+        return ray.get_actor(actor_name(task), NAMESPACE)
+    except ValueError:
+        return None
 
 
 def actor_name(task: Task) -> str:

@@ -75,12 +75,18 @@ class SlurmPool:
         # Fails here, with Slurm's own words, if this machine has no cluster.
         self._queue()
 
+    @property
+    def undelivered(self) -> int:
+        """The number of attempts that the controller has not taken yet, because it is away."""
+        return sum(not attempt.submitted for attempt in self._attempts.values())
+
     def adopt(self) -> Iterable[Task]:
-        """Return the tasks that earlier runs have left."""
+        """Return the tasks that earlier runs have left; the jobs and files of a run that lives are left alone."""
         for file in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 task = Task.from_json(json.loads(file.read_text()))
-                self._attempts[task.attempt] = _Attempt(task, time.monotonic(), submitted=True)
+                if self._run.claim(task):
+                    self._attempts[task.attempt] = _Attempt(task, time.monotonic(), submitted=True)
         return [attempt.task for attempt in self._attempts.values()]
 
     def submit(self, task: Task) -> bool:

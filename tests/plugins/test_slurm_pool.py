@@ -178,6 +178,66 @@ def test_a_job_that_the_controller_has_forgotten_is_lost(scene: Scene) -> None:
     assert events == [Ended(scene.task.attempt, message="its job is not in Slurm's queue any more")]
 
 
+@dataclass
+class Neighbour:
+    """The pool of another run on the same store, which finds what the first has submitted."""
+
+    pool: SlurmPool
+    controller: Scripted
+
+    def events(self) -> list[object]:
+        self.pool._next_look = 0.0
+        return list(self.pool.wait(0))
+
+
+def neighbour(scene: Scene, *, owner_lives: bool) -> Neighbour:
+    info = RunInfo(store=scene.task.store, run="second", report=scene.reports.append, claim=lambda _: not owner_lives)
+    return Neighbour(SlurmPool(Slurm(), info, scene.controller, 5), scene.controller)
+
+
+def test_the_jobs_of_a_run_that_lives_are_left_alone(scene: Scene) -> None:
+    """Whether they are held, out of the queue, or over: their own run decides, and needs their files."""
+    scene.pool.submit(scene.task)
+    files = sorted(scene.pool._folder.glob("*.*"))
+    second = neighbour(scene, owner_lives=True)
+    assert list(second.pool.adopt()) == []
+    scene.controller.say("PENDING", "launch failed requeued held")
+    assert second.events() == []
+    assert scene.controller.cancelled == []
+    kept, scene.controller.queue = scene.controller.queue, []
+    assert [second.events() for _ in range(3)] == [[], [], []]
+    scene.controller.queue = kept
+    scene.outcome("done")
+    assert second.events() == []
+    second.pool.stop([scene.task.attempt])
+    second.pool.kill([scene.task.attempt])
+    assert scene.controller.cancelled == []
+    assert sorted(scene.pool._folder.glob("*.*")) == files
+    assert scene.events() == [Ended(scene.task.attempt)]
+
+
+def test_the_jobs_of_a_run_that_is_gone_are_taken_over(scene: Scene) -> None:
+    scene.pool.submit(scene.task)
+    second = neighbour(scene, owner_lives=False)
+    assert [task.attempt for task in second.pool.adopt()] == [scene.task.attempt]
+    scene.controller.say("PENDING", "launch failed requeued held")
+    (ended,) = second.events()
+    assert isinstance(ended, Ended)
+    assert ended.lost
+    assert scene.controller.cancelled == [(("1",), ())]
+    assert not list(scene.pool._folder.glob("*.*"))
+
+
+def test_what_the_controller_has_not_got_is_undelivered(scene: Scene) -> None:
+    scene.controller.away = True
+    scene.pool.submit(scene.task)
+    assert scene.pool.undelivered == 1
+    scene.controller.away = False
+    scene.events()
+    assert scene.pool.undelivered == 0
+    assert len(scene.controller.submitted) == 1
+
+
 def test_a_full_cluster_is_asked_again(scene: Scene) -> None:
     scene.controller.full = True
     assert not scene.pool.submit(scene.task)

@@ -392,3 +392,28 @@ def test_leaving_stops_nothing(make: Make, tmp_path: Path, when: str) -> None:
     assert (scene.pool.stopped, scene.pool.killed, scene.pool.closed) == ([], [], True)
     assert scene.lane.left == len(scene.pool.tasks) == 2
     assert not list((tmp_path / "owners" / "runs").iterdir()), "others may take over at once"
+
+
+def test_a_run_that_detaches_waits_until_its_stages_are_handed_on(make: Make, tmp_path: Path) -> None:
+    """A cluster whose controller is away has not got them, and they would go with this process."""
+
+    @dataclass
+    class Slow(ScriptedPool):
+        waits: int = 0
+
+        @property
+        def undelivered(self) -> int:
+            return len(self.tasks) if self.waits < 3 else 0
+
+        def wait(self, seconds: float) -> Iterable[Event]:
+            self.waits += 1
+            return super().wait(0)
+
+    scene = make(lambda task: [], planned("a"), planned("b"))
+    pool = scene.pool = Slow(scene.pool.answer)
+    scene.lane.open = lambda: pool
+    scene.lane.stop.when_submitted = True
+    scene.lane.ownership = Ownership(tmp_path / "owners", "me")
+    scene.run()
+    assert pool.waits == 3
+    assert (scene.lane.left, pool.stopped) == (2, [])
