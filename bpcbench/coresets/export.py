@@ -146,6 +146,13 @@ def card(coreset: Coreset, meta: Mapping[str, Any], format: Format, scores: Sequ
         lines += [f"- {name}: `{_plugin(ref.plugin, ref.options)}`"] if ref else []
     lines += [f"- {name}: {value:g}" for name, value in recipe.scalars.items()]
     lines += ["", "## Loading", "", *_LOADING[format]]
+    if coreset.weights is not None and format != "png":
+        lines += [
+            "",
+            "That leaves out the array `weights`, one number per image: a row of weight w counts like w rows.",
+        ]
+    if meta["coreset"].get("mirrored"):
+        lines += ["", "That leaves out the mirrored copies: append every image flipped left to right, with its target."]
     if scores:
         lines += ["", "## Scores", "", "| evaluated as | metric | mean | seeds |", "|---|---|---|---|"]
         lines += [f"| {one.place} | {one.metric} | {one.value} | {one.seeds} |" for one in scores]
