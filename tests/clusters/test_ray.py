@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from toy_runs import Toy, until
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_nodes"), pytest.mark.timeout(300)]
 
 METHODS = "{a: {plugin: toy-loop, steps: 60}, b: {plugin: toy-loop, steps: 61}}"
+MORE = f"{{{', '.join(f'{name}: {{plugin: toy-loop, steps: {60 + number}}}' for number, name in enumerate('abcd'))}}}"
+TWO_AT_A_TIME = "{plugin: ray, cpus: 4}"
+"""There is room for two stages of these on the two nodes."""
 
 
 @pytest.fixture
@@ -33,8 +38,15 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return alone.results()
 
 
-def start(toy: Toy, engine: str = "ray", *, pace: float = 0.12) -> subprocess.Popen[str]:
-    return toy.start(f"engine={engine}", jobs=4, group=True, pace=pace)
+@pytest.fixture(scope="module")
+def more_wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    alone = Toy(tmp_path_factory.mktemp("alone")).write(MORE)
+    alone.run()
+    return alone.results()
+
+
+def start(toy: Toy, engine: str = "ray", *more: str, pace: float = 0.12) -> subprocess.Popen[str]:
+    return toy.start(f"engine={engine}", *more, jobs=4, group=True, pace=pace)
 
 
 def both_loop(toy: Toy) -> None:
@@ -42,13 +54,31 @@ def both_loop(toy: Toy) -> None:
     until(lambda: len({path.parent for path in toy.scratch("coreset*/*/checkpoint-*")}) >= 2, 100)
 
 
-def ended_well(toy: Toy, running: subprocess.Popen[str], wanted: dict[str, object]) -> None:
+def ended_well(toy: Toy, running: subprocess.Popen[str], wanted: dict[str, object], *, stages: int = 2) -> None:
     assert running.wait(200) == 0, toy.output()
     assert toy.results() == wanted
-    assert len(toy.counted("fit")) == 2
+    assert len(toy.counted("fit")) == stages
     assert not list((toy.out / "scratch" / "stages").iterdir())
     assert not list((toy.out / "scratch" / "engines" / "ray").glob("*.json"))
     assert "Traceback" not in toy.output()
+    assert until(lambda: not actors(), 30, fail=False), actors()
+
+
+def actors() -> list[str]:
+    """Return the names of all actors on the cluster, those that wait for room among them."""
+    program = """
+import json, logging, ray
+ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+print(json.dumps([one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def begun_once(toy: Toy, stages: int) -> None:
+    """Nothing was begun twice, and no run thought so."""
+    assert len(toy.counted("from", "coreset")) == stages, toy.output()
+    assert "worker lost" not in toy.output()
 
 
 def resumed(toy: Toy) -> list[int]:
@@ -56,11 +86,12 @@ def resumed(toy: Toy) -> list[int]:
     return [int(step) for _, step in toy.counted("from", "coreset") if int(step) > 0]
 
 
-def test_stopped_and_run_again(toy: Toy, wanted: dict[str, object]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_and_run_again(toy: Toy, wanted: dict[str, object], number: signal.Signals) -> None:
     running = start(toy)
     both_loop(toy)
-    running.send_signal(signal.SIGINT)
-    assert running.wait(100) == 130, toy.output()
+    running.send_signal(number)
+    assert running.wait(100) == 128 + number, toy.output()
     assert toy.all_gone(10)
     assert len(list(toy.scratch("coreset*/*/checkpoint-*"))) == 2
     ended_well(toy, start(toy, pace=0), wanted)
@@ -96,6 +127,65 @@ def test_a_killed_driver_is_replaced_and_adopts(toy: Toy, wanted: dict[str, obje
     ended_well(toy, start(toy), wanted)
     assert toy.output().count("still running: coreset") == 2
     assert len(toy.counted("from", "coreset")) == 2, "each coreset was begun once"
+
+
+def test_a_lost_terminal_leaves_the_stages(toy: Toy, wanted: dict[str, object]) -> None:
+    running = start(toy)
+    both_loop(toy)
+    running.send_signal(signal.SIGHUP)
+    assert running.wait(30) == 128 + signal.SIGHUP, toy.output()
+    assert "2 stages go on without this run" in toy.output()
+    ended_well(toy, start(toy), wanted)
+    begun_once(toy, 2)
+
+
+def test_what_detach_leaves_goes_on_and_is_adopted(toy: Toy, wanted: dict[str, object]) -> None:
+    left = start(toy, "ray", "--detach")
+    assert left.wait(60) == 0, toy.output()
+    assert "2 stages go on without this run" in toy.output()
+    # Nobody but the cluster is there.
+    both_loop(toy)
+    ended_well(toy, start(toy), wanted)
+    assert toy.output().count("still running: coreset") == 2
+    begun_once(toy, 2)
+
+
+def test_what_detach_leaves_waiting_for_room_is_begun_without_a_run(toy: Toy, more_wanted: dict[str, object]) -> None:
+    toy.write(MORE)
+    left = start(toy, TWO_AT_A_TIME, "--detach", pace=0.02)
+    assert left.wait(60) == 0, toy.output()
+    assert "4 stages go on without this run" in toy.output()
+    until(lambda: len(list(toy.members("coreset"))) == 4, 120)
+    ended_well(toy, start(toy, TWO_AT_A_TIME), more_wanted, stages=4)
+    begun_once(toy, 4)
+
+
+def test_a_killed_driver_leaves_no_actor_that_waits_for_it(toy: Toy, more_wanted: dict[str, object]) -> None:
+    """Two of four stages wait for room when it is killed."""
+    toy.write(MORE)
+    running = start(toy, TWO_AT_A_TIME)
+    both_loop(toy)
+    assert len(actors()) == 4
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    ended_well(toy, start(toy, TWO_AT_A_TIME), more_wanted, stages=4)
+    assert toy.output().count("still running: coreset") == 4
+    begun_once(toy, 4)
+
+
+def test_a_run_that_finds_stages_of_another_does_not_end_them(toy: Toy, more_wanted: dict[str, object]) -> None:
+    """Some run, some wait for room; the second run comes, waits for them like the first, and is stopped."""
+    toy.write(MORE)
+    first = start(toy, TWO_AT_A_TIME)
+    both_loop(toy)
+    second = start(toy, TWO_AT_A_TIME)
+    until(lambda: toy.output().count("4 cells") >= 2)
+    time.sleep(2)
+    second.send_signal(signal.SIGINT)
+    assert second.wait(60) == 130, toy.output()
+    assert len(actors()) >= 2
+    ended_well(toy, first, more_wanted, stages=4)
+    begun_once(toy, 4)
 
 
 def test_a_node_is_lost_while_its_workers_live_on(ray_nodes: Cluster, toy: Toy, wanted: dict[str, object]) -> None:
