@@ -93,7 +93,9 @@ def failures(arguments: argparse.Namespace, result: Result) -> str:
     if result.error:
         lines.append(result.error)
     if result.left:
-        lines.append(f"{result.left} stages go on without this run; the same command takes them up again")
+        many = "1 stage goes" if result.left == 1 else f"{result.left} stages go"
+        again = "it" if result.left == 1 else "them"
+        lines.append(f"{many} on without this run; the same command takes {again} up again")
     elif result.signal is not None or result.error:
         lines.append("stopped; nothing that was finished is lost")
     lines.append(f"to resume: {shlex.join(['bpcbench', *_again(arguments.words)])}")

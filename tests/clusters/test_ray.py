@@ -75,6 +75,15 @@ print(json.dumps([one["name"] for one in ray.util.list_named_actors(all_namespac
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
+def left_alone(toy: Toy, engine: str, stages: int, pace: float = 0.12) -> None:
+    """Submit the coresets and leave; what they need was left alone by a run before."""
+    assert start(toy, engine, "--detach").wait(60) == 0, toy.output()
+    assert "1 stage goes on without this run" in toy.output()
+    until(lambda: list(toy.members("prerequisite")), 60)
+    assert start(toy, engine, "--detach", pace=pace).wait(60) == 0, toy.output()
+    assert f"{stages} stages go on without this run" in toy.output()
+
+
 def begun_once(toy: Toy, stages: int) -> None:
     """Nothing was begun twice, and no run thought so."""
     assert len(toy.counted("from", "coreset")) == stages, toy.output()
@@ -140,9 +149,7 @@ def test_a_lost_terminal_leaves_the_stages(toy: Toy, wanted: dict[str, object]) 
 
 
 def test_what_detach_leaves_goes_on_and_is_adopted(toy: Toy, wanted: dict[str, object]) -> None:
-    left = start(toy, "ray", "--detach")
-    assert left.wait(60) == 0, toy.output()
-    assert "2 stages go on without this run" in toy.output()
+    left_alone(toy, "ray", 2)
     # Nobody but the cluster is there.
     both_loop(toy)
     ended_well(toy, start(toy), wanted)
@@ -152,9 +159,7 @@ def test_what_detach_leaves_goes_on_and_is_adopted(toy: Toy, wanted: dict[str, o
 
 def test_what_detach_leaves_waiting_for_room_is_begun_without_a_run(toy: Toy, more_wanted: dict[str, object]) -> None:
     toy.write(MORE)
-    left = start(toy, TWO_AT_A_TIME, "--detach", pace=0.02)
-    assert left.wait(60) == 0, toy.output()
-    assert "4 stages go on without this run" in toy.output()
+    left_alone(toy, TWO_AT_A_TIME, 4, pace=0.02)
     until(lambda: len(list(toy.members("coreset"))) == 4, 120)
     ended_well(toy, start(toy, TWO_AT_A_TIME), more_wanted, stages=4)
     begun_once(toy, 4)
@@ -169,7 +174,8 @@ def test_a_killed_driver_leaves_no_actor_that_waits_for_it(toy: Toy, more_wanted
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     ended_well(toy, start(toy, TWO_AT_A_TIME), more_wanted, stages=4)
-    assert toy.output().count("still running: coreset") == 4
+    # Those that ran may be over by now.
+    assert 2 <= toy.output().count("still running: coreset") <= 4
     begun_once(toy, 4)
 
 
