@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from plain_stages import planned
+from toy_runs import Toy
 
 from bpcbench.records import Ended, RunInfo, Status, Task
 from bpcbench.running import local, nvml, usage
@@ -153,6 +154,20 @@ def test_at_the_end_they_are_closed(start: Any) -> None:
     finish(pool, worker)
     pool.close()
     assert worker.closed
+
+
+@pytest.mark.campaign
+def test_results_do_not_depend_on_it(tmp_path: Path) -> None:
+    results, processes = [], []
+    for reuse in ("always", "never"):
+        toy = Toy(tmp_path / reuse)
+        # Other options, so that one stage would notice the draws and loops of another.
+        methods = "{one: {plugin: toy-adam, steps: 15, lr: 0.1}, two: {plugin: toy-adam, steps: 15, lr: 0.2}}"
+        toy.write(methods, f"engine: {{plugin: local, reuse: {reuse}}}", "seeds: 1").run(jobs=1)
+        results.append(toy.results())
+        processes.append({pid for _, pid in toy.counted("worker")})
+    assert results[0] == results[1]
+    assert [len(found) for found in processes] == [1, 2]
 
 
 class Cuda:
