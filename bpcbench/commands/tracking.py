@@ -8,6 +8,7 @@ import sys
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from bpcbench.commands.store import existing
 from bpcbench.errors import BpcbenchError, UserError, unknown
@@ -48,15 +49,22 @@ def sync(arguments: argparse.Namespace) -> int:
     """Add to MLflow whatever the store has and MLflow lacks."""
     from bpcbench.reporting.view import View
     from bpcbench.running.story import tell
-    from bpcbench.tracking import mlflow
+    from bpcbench.tracking.sync import sync as bring_up_to_date
 
     store, mine = _invocations(arguments)
+    latest = {one.name: one for one in reversed(mine)}
     # The latest last, so that the views of an experiment show it.
     for one in reversed(mine):
-        view, failures = View(store, one), one.runs[-1].failures if one.runs else ()
         with _mlflow_errors(store):
-            added = mlflow.sync(_as_last_run(one), store, story=lambda view=view: tell(view), failures=failures)  # type: ignore[misc]
-        print(f"{one.title}: {added} cells added to MLflow")
+            added = bring_up_to_date(
+                _as_last_run(one),
+                store,
+                runs=one.runs,
+                story=partial(tell, View(store, one)),
+                latest=one is latest[one.name],
+            )
+        failed = f" and {added.failed} that failed" if added.failed else ""
+        print(f"{one.title}: {added.finished} cells added to MLflow{failed}")
     return 0
 
 

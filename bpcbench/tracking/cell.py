@@ -16,7 +16,7 @@ from bpcbench.store.address import Address
 from bpcbench.store.curves import read_curves
 from bpcbench.store.manifest import CellRecord
 from bpcbench.store.store import Artefact, Store
-from bpcbench.tracking.names import allowed, place
+from bpcbench.tracking.names import CURVE, USAGE, allowed, place
 
 MAX_POINTS = 200
 """Points per curve of a run that is logged when it has ended; a curve that is followed live has up to 1,000."""
@@ -25,12 +25,12 @@ Point = tuple[str, float, int]
 
 
 def curve_points(kind: str, lines: list[dict[str, Any]], task: str = "") -> list[Point]:
-    """Return the points in events of a stage: (name, value, step), such as (`curve/coreset/loss`, 0.1, 20).
+    """Return the points in events of a stage: (name, value, step), such as (`trace/coreset/loss`, 0.1, 20).
 
-    `task` tells the steps of class-incremental learning apart: `curve/coreset/task-2/loss`.
+    `task` tells the steps of class-incremental learning apart: `trace/coreset/task-2/loss`.
     """
     return [
-        (allowed("/".join(part for part in ("curve", kind, task, line["what"], name) if part)), value, line["step"])
+        (allowed("/".join(part for part in (CURVE, kind, task, line["what"], name) if part)), value, line["step"])
         for line in lines
         if "m" in line
         for name, value in line["m"].items()
@@ -71,14 +71,14 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
         ):
             values = [float(a.meta[name]) for a in artefacts if a.meta.get(name) is not None]
             if values:
-                metrics[f"cost/{kind}_{cost}"] = combined(values)
+                metrics[f"{USAGE}/{kind}_{cost}"] = combined(values)
         for artefact in artefacts:
             points += _thin(_curves(kind, artefact, cell.task(artefact.address.stage)))
     for role in ("method", "inference", "network"):
         for name, value in cell.group.plugins[role].options.items() if role in cell.group.plugins else ():
             params[f"option.{role}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else str(value)
     if parts["coreset"]:
-        metrics["cost/coreset_bytes"] = sum(float(part.meta["coreset"]["bytes"]) for part in parts["coreset"])
+        metrics[f"{USAGE}/coreset_bytes"] = sum(float(part.meta["coreset"]["bytes"]) for part in parts["coreset"])
     scores = {label: store.read(address) for label, address in cell.scores.items()}
     inputs = Counter(name for score in scores.values() for name in score.meta["metrics"])
     for label, score in scores.items():

@@ -19,6 +19,7 @@ from bpcbench.store.manifest import Manifest
 from bpcbench.store.runs import FailureRecord
 from bpcbench.store.store import Store
 from bpcbench.tracking.cell import Point, curve_points
+from bpcbench.tracking.failures import failed_cells
 from bpcbench.tracking.location import named_server, quiet_environment, redacted, tracking_uri
 from bpcbench.tracking.mlflow import Book, Story
 
@@ -58,7 +59,7 @@ class Tracker(threading.Thread):
         super().__init__(name="tracker", daemon=True)
         # A store of its own: the runner's is used by other threads.
         self.book = Book(
-            manifest, Store(store.root), report=report, progress=self._advance, paged=named_server() is None
+            manifest, Store(store.root), report=report, progress=self._advance, attaching=named_server() is None
         )
         self.report = report
         self.quiet = quiet
@@ -224,10 +225,11 @@ class Tracker(threading.Thread):
 
     def _end(self, ok: bool, story: Callable[[], Story] | None, failures: Sequence[FailureRecord]) -> None:
         if self.book.parent:
-            for key in self.book.log_failures(self._reasons, failures, self._runs):
-                self._runs.pop(key, None)
+            for one in failed_cells(self.book.manifest, self._reasons, failures, self.book.finished):
+                self.book.log_failure(one, self._runs.pop(one.cell.key, None))
         self._kill_open_runs()
         self.book.conclude(ok=ok, story=story)
+        self.book.distinguish()
 
     def _kill_open_runs(self) -> None:
         """End the runs of cells that the invocation leaves unfinished."""

@@ -21,13 +21,15 @@ from bpcbench.store.layout import SUITE, SUITES
 from bpcbench.store.locks import Busy
 from bpcbench.store.manifest import CellRecord, DatasetRecord, Manifest, suite_folder
 from bpcbench.store.provenance import git_hash, machine, versions
-from bpcbench.store.runs import FailureRecord
 from bpcbench.store.store import Store
 from bpcbench.tracking.cell import CellRun, Point, cell_params, read_cell
+from bpcbench.tracking.failures import LOG, FailedCell, end_of_log
 from bpcbench.tracking.location import ARTIFACTS, named_server, quiet_environment, tracking_uri
 from bpcbench.tracking.names import (
+    ATTACHED_TAG,
     CELL_TAG,
     DIGEST_TAG,
+    FAILED,
     GROUP_TAG,
     KIND_TAG,
     NAME_TAG,
@@ -35,8 +37,10 @@ from bpcbench.tracking.names import (
     PARENT_TAG,
     PROCESS_TAG,
     RESULTS_TAG,
+    TOLD_TAG,
     allowed,
     cell_name,
+    dated,
     group_key,
     group_name,
     place,
@@ -52,25 +56,49 @@ ARTIFACT_SCHEME = "mlflow-artifacts:"
 """Artifact addresses are relative to the folder that the server is given, so that a store can be moved."""
 _TAG_LENGTH = 5000
 _NOTE_LENGTH = 7500
-_FAILED_PREFIX = "failed."
-PAGE = "report.html"
 
 
 @dataclass(frozen=True)
 class Story:
-    """What the run of an invocation tells: the table in Markdown, further texts by file name, and the report's page."""
+    """What the run of an invocation tells: the table in Markdown, further texts by file name, and what is attached.
+
+    `attached` makes further files; it is called last, because it takes the longest. `basis` names what they are made
+    from beside the table: where it differs, they have to be made again.
+    """
 
     table: str
     files: Mapping[str, str] = field(default_factory=dict)
-    page: Callable[[], str] | None = None
-    """Called last, because it takes the longest."""
+    attached: Callable[[], Mapping[str, str]] | None = None
+    basis: str = ""
+
+    @property
+    def told(self) -> str:
+        """A digest of the table and the texts."""
+        return digest([self.table, sorted(self.files.items())])[:12]
+
+    @property
+    def attachments(self) -> str:
+        """A digest of what the attached files are made from."""
+        return digest([self.told, self.basis])[:12]
+
+
+@dataclass(frozen=True)
+class _Parent:
+    """A run of an invocation of these settings that is there; times are milliseconds since 1970."""
+
+    run_id: str
+    began: int
+    ended: int | None
+    told: str
+    attached: str
 
 
 @dataclass
 class Book:
     """The MLflow experiment of one suite. `progress` is called after every run that is written.
 
-    Without `paged`, the run of an invocation does without the report's page: it may take a server too long.
+    Without `attaching`, the run of an invocation does without the files that take long: they may hold a server up too
+    long. `over` are the processes, as in `PROCESS_TAG`, of invocations that have ended, whatever MLflow shows of them.
     """
 
     manifest: Manifest
@@ -80,12 +108,19 @@ class Book:
     parent: str = ""
     report: Callable[[str], None] = print
     progress: Callable[[], None] = lambda: None
-    paged: bool = True
+    attaching: bool = True
+    over: Set[str] = frozenset()
     _finished: dict[str, str] = field(default_factory=dict)
     _failed: dict[str, list[str]] = field(default_factory=dict)
     _strangers: dict[str, str] = field(default_factory=dict)
     """The digests of finished cells that were logged for other manifests only, by the id of the run."""
-    _summaries: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _summaries: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    """The id, the results and the start of the run of a line, by its key."""
+    _reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """The stage and the reason that the run of a failed cell shows, by the key of the cell."""
+    _parents: list[_Parent] = field(default_factory=list)
+    _renamed: dict[str, str] = field(default_factory=dict)
+    """The names that cells and lines must have so that those of other settings are told apart, where they differ."""
 
     def __post_init__(self) -> None:
         self._digest = self.manifest.digest
@@ -145,29 +180,49 @@ class Book:
 
     def _scan(self) -> None:
         """Learn which runs there are, and end the runs of invocations that were killed."""
-        dead, unfinished = set(), []
+        dead, living, unfinished = set(), set(), []
+        own = {cell.key for cell in self.manifest.cells}
         for run in self._runs():
             tags, run_id, status = run.data.tags, run.info.run_id, run.info.status
             if CELL_TAG in tags:
+                key = tags[CELL_TAG]
                 if status == "FINISHED":
-                    self._finished[tags[CELL_TAG]] = run_id
+                    self._finished[key] = run_id
                     if self._digest not in tags.get(DIGEST_TAG, "").split():
-                        self._strangers[tags[CELL_TAG]] = tags.get(DIGEST_TAG, "")
+                        self._strangers[key] = tags.get(DIGEST_TAG, "")
                 elif status in ("FAILED", "KILLED"):
-                    self._failed.setdefault(tags[CELL_TAG], []).append(run_id)
+                    self._failed.setdefault(key, []).append(run_id)
+                    if f"{FAILED}stage" in tags:
+                        self._reasons[key] = tags[f"{FAILED}stage"], tags.get(f"{FAILED}reason", "")
                 else:
-                    unfinished.append((run_id, tags.get(PARENT_TAG)))
+                    unfinished.append((run_id, key, tags.get(PARENT_TAG)))
             elif GROUP_TAG in tags:
-                self._summaries[tags[GROUP_TAG]] = (run_id, tags.get(RESULTS_TAG, ""))
-            elif status == "RUNNING" and PROCESS_TAG in tags:
-                host, _, process = tags[PROCESS_TAG].rpartition(":")
-                if host == socket.gethostname() and not _alive(int(process)):
-                    self.client.set_terminated(run_id, "KILLED")
-                    dead.add(run_id)
-        for run_id, parent in unfinished:
+                self._summaries[tags[GROUP_TAG]] = (run_id, tags.get(RESULTS_TAG, ""), run.info.start_time)
+            elif PROCESS_TAG in tags:
+                if status == "RUNNING":
+                    host, _, process = tags[PROCESS_TAG].rpartition(":")
+                    if host == socket.gethostname() and not _alive(int(process)):
+                        self.client.set_terminated(run_id, status := "KILLED")
+                        dead.add(run_id)
+                    else:
+                        living.add(run_id)
+                if tags.get(DIGEST_TAG) == self._digest and (status != "RUNNING" or tags[PROCESS_TAG] in self.over):
+                    told, attached = tags.get(TOLD_TAG, ""), tags.get(ATTACHED_TAG, "")
+                    self._parents.append(
+                        _Parent(run_id, run.info.start_time, run.info.end_time or None, told, attached)
+                    )
+            if CELL_TAG in tags or GROUP_TAG in tags:
+                self._judge_name(run_id, tags, own)
+        for run_id, key, parent in unfinished:
             # A cell that a killed invocation had begun gets a run of its own when it is done.
-            if parent in dead:
+            if parent in dead or (key in self._finished and parent not in living):
                 self.client.delete_run(run_id)
+
+    def _judge_name(self, run_id: str, tags: Mapping[str, str], own: Set[str]) -> None:
+        name, digests = tags.get(NAME_TAG, ""), tags.get(DIGEST_TAG, "").split()
+        mine = not digests or self._digest in digests or tags.get(CELL_TAG) in own
+        if (right := dated(name, None if mine else digests[-1])) != name:
+            self._renamed[run_id] = right
 
     def _runs(self) -> Iterator[Any]:
         token = None
@@ -177,6 +232,11 @@ class Book:
             token = page.token
             if not token:
                 return
+
+    @property
+    def finished(self) -> Set[str]:
+        """The keys of the cells that have a finished run."""
+        return self._finished.keys()
 
     def missing(self) -> list[CellRecord]:
         """Return the cells whose scores are in the store but not in MLflow."""
@@ -223,6 +283,16 @@ class Book:
         written = self.store.root / SUITES / suite_folder(suite.name) / self._digest / SUITE
         files = {"environment.json": json.dumps(environment, indent=1).encode()}
         self.log_files(self.parent, {**files, **({SUITE: written.read_bytes()} if written.is_file() else {})})
+
+    def take_up(self) -> None:
+        """Go on with the run of the latest invocation if it never told its story, else start one."""
+        if (latest := self._latest()) is not None and not latest.told:
+            self.parent = latest.run_id
+        else:
+            self.begin()
+
+    def _latest(self) -> _Parent | None:
+        return max(self._parents, key=lambda parent: parent.began, default=None)
 
     def start_cell(self, cell: CellRecord, began: int | None = None) -> str:
         """Create the run of a cell and return its id."""
@@ -283,6 +353,7 @@ class Book:
             return
         run_id = run_id or self.start_cell(cell, record.began)
         self._write_cell(run_id, record, logged)
+        self._log_dataset(run_id, cell.group.dataset)
         self.log_files(run_id, files)
         self.client.set_terminated(run_id, "FINISHED", max(record.ended, began))
         self._finished[cell.key] = run_id
@@ -302,42 +373,31 @@ class Book:
         for start in range(room, len(metrics), BATCH):
             self.client.log_batch(run_id, metrics=metrics[start : start + BATCH])
 
-    def log_failures(
-        self, reasons: Mapping[str, str], failures: Iterable[FailureRecord], open_runs: Mapping[str, str]
-    ) -> set[str]:
-        """Log the cells that a stage which failed or was skipped keeps without a result; return their keys.
+    def explains(self, failed: FailedCell) -> bool:
+        """Return whether the run of a failed cell is there and gives this reason."""
+        return self._reasons.get(failed.cell.key) == (failed.stage, failed.reason[:_TAG_LENGTH])
 
-        `reasons` are messages by the id of the stage; `failures` hold the logs; `open_runs` are runs of cells that were
-        begun. A cell that failed before has one run: the latest.
-        """
+    def log_failure(self, failed: FailedCell, run_id: str | None = None) -> None:
+        """Log a cell that failed, in a run that was begun or in a new one; an earlier failure of it is replaced."""
         from mlflow.entities import Param, RunTag
 
-        logged = set()
-        records = {failure.stage: failure for failure in failures}
-        reasons = {**{stage: failure.message for stage, failure in records.items()}, **reasons}
-        for cell in self.manifest.cells if reasons else ():
-            stages = [*cell.stages, *(address.stage for address in cell.scores.values())]
-            stage = next((each for each in stages if each in reasons), None)
-            if stage is None or cell.key in self._finished or not cell.scores:
-                continue
-            self._forget_failures(cell.key)
-            run_id = open_runs.get(cell.key) or self.start_cell(cell)
-            tags = {"stage": stage, "reason": reasons[stage]}
-            if stage in records and records[stage].log:
-                tags["log"] = records[stage].log
-            params = [Param(name, value) for name, value in cell_params(cell).items()]
-            marks = [RunTag(f"{_FAILED_PREFIX}{name}", value[:_TAG_LENGTH]) for name, value in tags.items()]
-            self.client.log_batch(run_id, params=params, tags=marks)
-            self.client.set_terminated(run_id, "FAILED")
-            self._failed.setdefault(cell.key, []).append(run_id)
-            logged.add(cell.key)
-            self.progress()
-        return logged
+        cell = failed.cell
+        self._forget_failures(cell.key)
+        run_id = run_id or self.start_cell(cell)
+        tags = {"stage": failed.stage, "reason": failed.reason, **({"log": failed.log} if failed.log else {})}
+        params = [Param(name, value) for name, value in cell_params(cell).items()]
+        marks = [RunTag(f"{FAILED}{name}", value[:_TAG_LENGTH]) for name, value in tags.items()]
+        self.client.log_batch(run_id, params=params, tags=marks)
+        if content := end_of_log(self.store, failed.log):
+            self.log_files(run_id, {LOG: content})
+        self.client.set_terminated(run_id, "FAILED")
+        self._failed.setdefault(cell.key, []).append(run_id)
+        self.progress()
 
     def changed_summaries(self) -> list[SummaryRun]:
         """Return the lines of the table that MLflow lacks or shows with other numbers."""
         every = summaries(self.manifest, self.store)
-        return [one for one in every if self._summaries.get(self._key(one), ("", ""))[1] != one.results]
+        return [one for one in every if self._summaries.get(self._key(one), ("", "", 0))[1] != one.results]
 
     def _key(self, summary: SummaryRun) -> str:
         return group_key(self._digest, summary.group)
@@ -347,7 +407,7 @@ class Book:
         from mlflow.entities import Metric, Param, RunTag
 
         key = self._key(summary)
-        run_id = self._summaries.get(key, ("", ""))[0]
+        run_id, _, began = self._summaries.get(key, ("", "", summary.ended - summary.milliseconds))
         images = coresets_of(summary, self.manifest, self.store)
         if not run_id:
             tags = {
@@ -356,7 +416,7 @@ class Book:
                 GROUP_TAG: key,
                 NAME_TAG: group_name(summary.group, self._axes),
             }
-            run_id = self.client.create_run(self.experiment, summary.began, tags).info.run_id
+            run_id = self.client.create_run(self.experiment, began, tags).info.run_id
             self._log_dataset(run_id, summary.group.dataset)
         now = int(time.time() * 1000)
         marks = {**summary.tags, **({PARENT_TAG: self.parent} if self.parent else {})}
@@ -369,8 +429,9 @@ class Book:
             tags=[RunTag(name, value[:_TAG_LENGTH]) for name, value in marks.items()][:100],
         )
         self.log_files(run_id, images)
-        self.client.set_terminated(run_id, "FINISHED", summary.ended)
-        self._summaries[key] = (run_id, summary.results)
+        # The start of a run cannot be changed; its duration is what counts.
+        self.client.set_terminated(run_id, "FINISHED", began + summary.milliseconds)
+        self._summaries[key] = (run_id, summary.results, began)
         self.progress()
 
     def _log_dataset(self, run_id: str, label: str) -> None:
@@ -383,11 +444,23 @@ class Book:
                 context = InputTag("mlflow.data.context", self.manifest.split)
                 self.client.log_inputs(run_id, [DatasetInput(known, [context])])
 
-    def conclude(self, *, ok: bool, story: Callable[[], Story] | None = None) -> None:
-        """Bring the summaries up to date, tell the story of the invocation and end its run."""
+    def distinguish(self) -> None:
+        """Mark the names of cells and lines of other settings as older, and those of these settings as current."""
+        for run_id, name in self._renamed.items():
+            self.client.set_tag(run_id, NAME_TAG, name)
+        self._renamed.clear()
+
+    def conclude(
+        self, *, ok: bool, ended: int | None = None, story: Callable[[], Story] | None = None, refresh: bool = False
+    ) -> None:
+        """Bring the summaries up to date, tell the story of the invocation and end its run.
+
+        Without a run of its own, an invocation completes the latest one if that lacks its story; with `refresh`, also
+        if it shows another one. `ended` is when the invocation of the latest run ended, if that is known.
+        """
         changed = self.changed_summaries()
         if changed and not self.parent:
-            self.begin()
+            self.take_up()
         try:
             with self.store.turn(f"mlflow:{self._digest}"):
                 for summary in changed:
@@ -395,14 +468,27 @@ class Book:
         except Busy:
             # Another invocation of the same manifest writes them.
             pass
-        if self.parent:
-            told = story() if story is not None else None
-            if told is not None:
-                self._tell(told)
-            self.end(self.parent, "FINISHED" if ok else "FAILED")
-            if told is not None and told.page is not None and self.paged:
-                self.progress()
-                self.log_files(self.parent, {PAGE: told.page().encode()})
+        latest = self._latest()
+        if not self.parent and latest is not None and (refresh or not latest.told):
+            self.parent = latest.run_id
+        if not self.parent:
+            return
+        before = next((one for one in self._parents if one.run_id == self.parent), None)
+        told = story() if story is not None else None
+        if told is not None and (before is None or before.told != told.told):
+            self._tell(told)
+        status: Literal["FINISHED", "FAILED"] = "FINISHED" if ok else "FAILED"
+        if before is None:
+            self.end(self.parent, status)
+        elif not before.told:
+            end = ended or before.ended
+            self.client.set_terminated(self.parent, status, end and max(before.began, end))
+        if told is None or told.attached is None or not self.attaching:
+            return
+        if before is None or before.attached != told.attachments:
+            self.progress()
+            self.log_files(self.parent, {name: text.encode() for name, text in told.attached().items()})
+            self.client.set_tag(self.parent, ATTACHED_TAG, told.attachments)
 
     def _tell(self, story: Story) -> None:
         from mlflow.entities import Metric, RunTag
@@ -419,6 +505,8 @@ class Book:
         )
         texts = {"table.md": story.table, **story.files}
         self.log_files(self.parent, {name: text.encode() for name, text in texts.items()})
+        # Last: it says that nothing of it is missing.
+        self.client.set_tag(self.parent, TOLD_TAG, story.told)
 
     def _best(self) -> dict[str, float]:
         """Return the best mean of every metric that the table shows, in each block of it."""
@@ -468,39 +556,6 @@ def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-
-
-def sync(
-    manifest: Manifest,
-    store: Store,
-    *,
-    story: Callable[[], Story] | None = None,
-    failures: Sequence[FailureRecord] = (),
-    report: Callable[[str], None] = print,
-) -> int:
-    """Add every finished cell that MLflow lacks, and bring the summaries up to date; return how many cells."""
-    from tqdm import tqdm
-
-    book = Book(manifest, store, report=report).open()
-    book.adopt()
-    missing, changed = book.missing(), book.changed_summaries()
-    if missing or changed:
-        book.begin()
-        with tqdm(desc=manifest.name, unit="run", total=len(missing) + len(changed), disable=None, delay=2) as bar:
-            book.progress = _Ticking(bar)
-            for cell in missing:
-                book.log_cell(cell)
-            book.log_failures({}, failures, {})
-            book.conclude(ok=True, story=story)
-    return len(missing)
-
-
-@dataclass(frozen=True)
-class _Ticking:
-    bar: Any
-
-    def __call__(self) -> None:
-        self.bar.update()
 
 
 def _alive(process: int) -> bool:

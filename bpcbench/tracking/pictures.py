@@ -12,6 +12,7 @@ from bpcbench.store.address import Address
 from bpcbench.store.manifest import CellRecord, Manifest
 from bpcbench.store.previews import read_preview
 from bpcbench.store.store import Store
+from bpcbench.tracking.cell import milliseconds
 from bpcbench.tracking.names import allowed
 from bpcbench.tracking.summary import SummaryRun
 
@@ -47,10 +48,11 @@ def coresets_of(summary: SummaryRun, manifest: Manifest, store: Store) -> dict[s
             title = f"coresets/{drawn}" + (f" task {task}" if len(addresses) > 1 else "")
             steps = list(_snapshots(address, store)) if position == 0 else []
             last = steps[-1][0] + 1 if steps else 0
+            moment = milliseconds(store.meta(address)["committed"]) if store.has(address) else 0
             for step, member in [*steps, (last, address)]:
                 if grid := _draw(member, store, names):
                     # The moment is part of the name that MLflow reads; it must not change when the run is rewritten.
-                    stem = f"images/{title.replace('/', '~')}+step+{step}+timestamp+{summary.began}+{member.key[:12]}"
+                    stem = f"images/{title.replace('/', '~')}+step+{step}+timestamp+{moment}+{member.key[:12]}"
                     files[f"{stem}.png"] = grid
                     files[f"{stem}+compressed.webp"] = _thumbnail(grid)
                     if member == address and position == 0:

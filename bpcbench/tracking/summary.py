@@ -15,7 +15,7 @@ from bpcbench.store.address import Address, digest
 from bpcbench.store.manifest import CellRecord, Group, Manifest
 from bpcbench.store.store import Store
 from bpcbench.tracking.cell import milliseconds
-from bpcbench.tracking.names import ORDER_TAG, RESULTS_TAG, allowed
+from bpcbench.tracking.names import ORDER_TAG, RESULTS_TAG, allowed, block_metric, block_name, varying
 
 _Metric = tuple[str, str]
 """An evaluator and the name of a metric."""
@@ -23,17 +23,19 @@ _Metric = tuple[str, str]
 
 @dataclass(frozen=True, eq=False)
 class SummaryRun:
-    """The summary of one group: what its run shows. Times are milliseconds since 1970.
+    """The summary of one group: what its run shows.
 
-    `coresets` are the coresets of the group by what they were first asked for with, such as `seed 0`.
+    `coresets` are the coresets of the group by what they were first asked for with, such as `seed 0`. `ended` is when
+    its last score was made, in milliseconds since 1970, and `milliseconds` the sum of what its stages took: coresets
+    may be much older than their scores.
     """
 
     group: Group
     metrics: Mapping[str, float]
     tags: Mapping[str, str]
     coresets: Mapping[str, tuple[Address, ...]]
-    began: int
     ended: int
+    milliseconds: int
 
     @property
     def results(self) -> str:
@@ -43,10 +45,11 @@ class SummaryRun:
 
 @dataclass
 class _Gathered:
-    """When the results of a group were made, and from which coresets."""
+    """When the results of a group were made, from which coresets, and what each stage took."""
 
     coresets: dict[str, tuple[str, tuple[Address, ...]]] = field(default_factory=dict)
-    times: list[int] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
     cells: int = 0
 
     def add(self, cell: CellRecord, store: Store) -> None:
@@ -54,13 +57,16 @@ class _Gathered:
         made = [milliseconds(store.meta(a)["committed"]) for a in cell.scores.values() if store.has(a)]
         if not made:
             return
-        self.times += made
+        self.scored += made
         self.cells += 1
+        # One member of a stage tells what the whole of it took.
+        earlier = (Address("predict", key, split) for key in cell.earlier for split in cell.earlier_splits[:1])
+        for address in (*cell.coresets, *earlier, *cell.predictions[:1], *cell.scores.values()):
+            if address.stage not in self.seconds and store.has(address):
+                self.seconds[address.stage] = float(store.meta(address).get("seconds") or 0.0)
         if cell.coreset not in self.coresets:
             order = f"order {cell.order} " if cell.order else ""
             self.coresets[cell.coreset] = f"{order}seed {cell.distil_seed}", cell.coresets
-            metas = (store.meta(address) for address in cell.coresets if store.has(address))
-            self.times += [milliseconds(meta["started"]) for meta in metas if "started" in meta]
 
 
 _Filled = dict[_Metric, Cell]
@@ -153,6 +159,10 @@ def _summary_run(
         if len(counts) > 1:
             metrics[f"{name}_n"] = float(summary.n)
     metrics["n"] = float(max(counts))
+    if block := block_name(group, varying(manifest)):
+        metrics |= {
+            block_metric(block, name): metrics[name] for name in map(allowed, manifest.shown) if name in metrics
+        }
     if unusual:
         tags["not finite"] = ", ".join(unusual)
     if group.notes:
@@ -163,7 +173,8 @@ def _summary_run(
     tags["cells"] = str(gathered.cells)
     tags[RESULTS_TAG] = digest([sorted(metrics.items()), sorted(tags.items())])[:12]
     coresets = dict(gathered.coresets.values())
-    return SummaryRun(group, metrics, tags, coresets, min(gathered.times), max(gathered.times))
+    took = round(1000 * sum(gathered.seconds.values()))
+    return SummaryRun(group, metrics, tags, coresets, max(gathered.scored), took)
 
 
 def _position(metric: str, shown: Sequence[str]) -> int:

@@ -16,7 +16,17 @@ from typing import Any, Literal
 from urllib.parse import urlencode
 
 from bpcbench.store.manifest import Manifest
-from bpcbench.tracking.names import AXES, DIGEST_TAG, KIND_TAG, ORDER_TAG, allowed, varying
+from bpcbench.tracking.names import (
+    AXES,
+    DIGEST_TAG,
+    KIND_TAG,
+    ORDER_TAG,
+    USAGE,
+    allowed,
+    block_metric,
+    block_name,
+    varying,
+)
 
 VIEW_TAG = "mlflow.sharedViewState."
 _CREATED = 1735689600000
@@ -24,6 +34,8 @@ _CREATED = 1735689600000
 
 _DURATION = "duration"
 """A column that is always there; only its position can be chosen."""
+_MOST_RUNS = 500
+"""How many runs a chart shows; more than a table has lines."""
 _WIDTHS = {"metrics": 92, "params": 80, "tags": 140}
 
 
@@ -62,7 +74,7 @@ def saved_views(manifest: Manifest) -> tuple[SavedView, ...]:
     seeds = [_column("params", name) for name in (*drawn, "distil_seed", "evaluate_seed")]
     cell_metrics = [_column("metrics", metric) for metric in shown]
     costs = [
-        _column("metrics", f"cost/{stage}_{what}")
+        _column("metrics", f"{USAGE}/{stage}_{what}")
         for stage in ("coreset", "predict")
         for what in ("seconds", "cpu_seconds", "peak_memory", "bytes")
         if (stage, what) != ("predict", "bytes")
@@ -75,7 +87,7 @@ def saved_views(manifest: Manifest) -> tuple[SavedView, ...]:
     results = [*means, _column("metrics", "n"), *ranks]
     return (
         SavedView("results", "Results", _state(summary, results, order, ascending=True)),
-        SavedView("charts", "Charts", _charts(summary, shown, axes, order), "CHART"),
+        SavedView("charts", "Charts", _charts(manifest, summary, shown, axes, order), "CHART"),
         SavedView("cells", "Cells", _state(cell, [*labels, *seeds, *cell_metrics], first, ascending=cells_ascending)),
         SavedView("costs", "Costs", _state(cell, costs, costs[0], ascending=False, first=(_DURATION,))),
     )
@@ -116,42 +128,50 @@ def _state(
     }
 
 
-def _charts(search: str, shown: Sequence[str], axes: Sequence[str], order: str) -> dict[str, Any]:
-    sections = [
-        {"uuid": "bpcbench-results", "name": "Results", "display": True, "isReordered": True, "deleted": False},
-        {"uuid": "bpcbench-other", "name": "Model metrics", "display": False, "isReordered": True, "deleted": False},
-        {"uuid": "bpcbench-coresets", "name": "coresets", "display": True, "isReordered": True, "deleted": False},
-    ]
+def _charts(manifest: Manifest, search: str, shown: Sequence[str], axes: tuple[str, ...], order: str) -> dict[str, Any]:
+    """Return the charts: every metric by method in each block of the table, then across blocks, then the coresets."""
+    blocks = tuple(dict.fromkeys(block_name(group, axes) for group in manifest.groups))
+    sections: list[dict[str, Any]] = []
+    charts: list[dict[str, Any]] = []
 
-    def chart(kind: str, name: str, section: str = "bpcbench-results", **more: Any) -> dict[str, Any]:
-        return {
-            "type": kind,
-            "uuid": f"bpcbench-{name}",
-            "runsCountToCompare": 20,
-            "metricSectionId": section,
-            "deleted": False,
-            "isGenerated": False,
-            **more,
-        }
+    def section(name: str, *, display: bool = True) -> str:
+        uuid = f"bpcbench-{len(sections)}"
+        shown_as = {"display": display, "columns": 2, "isReordered": True, "deleted": False}
+        sections.append({"uuid": uuid, "name": name, **shown_as})
+        return uuid
 
-    charts = [chart("BAR", f"bar-{name}", metricKey=name, displayName=name) for name in shown]
-    if "ipc" in axes:
-        charts += [
-            chart(
-                "SCATTER",
-                f"ipc-{name}",
-                xaxis={"key": "ipc", "type": "PARAM"},
-                yaxis={"key": name, "type": "METRIC"},
-                runsCountToCompare=100,
-            )
-            for name in shown
-        ]
+    def chart(kind: str, where: str, **more: Any) -> None:
+        charts.append(
+            {
+                "type": kind,
+                "uuid": f"bpcbench-chart-{len(charts)}",
+                "runsCountToCompare": _MOST_RUNS,
+                "metricSectionId": where,
+                "deleted": False,
+                "isGenerated": False,
+                **more,
+            }
+        )
+
+    for block in blocks:
+        place = section(block or "Results")
+        for name in shown:
+            chart("BAR", place, metricKey=block_metric(block, name), displayName=f"{name} ({block})" if block else name)
+    if len(blocks) > 1:
+        place = section("All")
+        for name in shown:
+            chart("BAR", place, metricKey=name, displayName=name)
+            if "ipc" in axes:
+                chart("SCATTER", place, xaxis={"key": "ipc", "type": "PARAM"}, yaxis={"key": name, "type": "METRIC"})
+    else:
+        place = sections[0]["uuid"]
     params = [axis for axis in AXES if axis in axes]
-    charts.append(chart("PARALLEL", "parallel", selectedParams=params, selectedMetrics=list(shown), showAllRuns=True))
+    chart("PARALLEL", place, selectedParams=params, selectedMetrics=list(shown), showAllRuns=True)
+    section("Model metrics", display=False)
+    section("coresets")
     return {
         **_state(search, [_column("metrics", name) for name in shown], order, ascending=True),
         "compareRunCharts": charts,
         "compareRunSections": sections,
         "isAccordionReordered": True,
-        "runsHiddenMode": "FIRST_20_RUNS",
     }

@@ -150,7 +150,7 @@ def test_charts_show_metrics_and_coresets(page):
 def test_cells_and_costs_have_durations_that_are_not_negative(page):
     shown = page.view("cells", "random ipc 10 seed 1.0", "12 matching runs")
     assert shown.count(" seed ") == 12
-    shown = page.view("costs", "Duration", "cost/coreset_seconds", "12 matching runs")
+    shown = page.view("costs", "Duration", "usage/coreset_seconds", "12 matching runs")
     durations = re.findall(r"^-?[\d.]+(?:ms|s|min)$", shown, re.M)
     assert len(durations) == 12
     assert not [duration for duration in durations if duration.startswith("-")]

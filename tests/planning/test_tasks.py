@@ -357,9 +357,9 @@ def test_mlflow_tells_the_steps_apart(bench: Bench) -> None:
     (cell,) = view.manifest.cells
     run = read_cell(cell, view.store)
     assert run.params["class_order"] == "0"
-    assert {name for name, _, _ in run.points} == {f"curve/coreset/task-{number}/level" for number in (1, 2, 3)}
+    assert {name for name, _, _ in run.points} == {f"trace/coreset/task-{number}/level" for number in (1, 2, 3)}
     sizes = [view.store.meta(address)["coreset"]["bytes"] for address in cell.coresets]
-    assert run.metrics["cost/coreset_bytes"] == sum(sizes) == 3 * sizes[0]
+    assert run.metrics["usage/coreset_bytes"] == sum(sizes) == 3 * sizes[0]
     (summary,) = summaries(view.manifest, view.store)
     assert list(summary.coresets) == ["order 0 seed 0"]
     assert cell_name(cell, ("method",)) == "slow order 0 seed 0.0"

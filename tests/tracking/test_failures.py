@@ -65,7 +65,10 @@ def test_a_failed_cell_says_why_until_it_succeeds(tmp_path, monkeypatch, install
     ]
     for run in failed:
         assert "not today" in run.data.tags["failed.reason"]
-        assert "Traceback" in (store / run.data.tags["failed.log"]).read_text()
+        log = (store / run.data.tags["failed.log"]).read_text()
+        assert "Traceback" in log
+        relative = run.info.artifact_uri.removeprefix("mlflow-artifacts:/")
+        assert (store / "mlflow-artifacts" / relative / "failed.log").read_text() == log
         assert run.data.params["method"] == "moody"
         assert run.info.end_time >= run.info.start_time
     assert [run.data.params["method"] for run in kinds(found, "summary")] == ["pick"]

@@ -78,7 +78,7 @@ def test_every_cell_is_a_finished_child_run(tracked):
         mine = frame[(frame.method == params["method"]) & (frame.evaluate_seed == int(params["evaluate_seed"]))]
         for _, row in mine.iterrows():
             assert run.data.metrics[row.metric] == pytest.approx(row.value, abs=1e-12)
-        assert run.data.metrics["cost/coreset_bytes"] == 10 * (8 * 8 * 4 + 8), "float32 images, int64 class numbers"
+        assert run.data.metrics["usage/coreset_bytes"] == 10 * (8 * 8 * 4 + 8), "float32 images, int64 class numbers"
         for name in ("dataset", "ipc", "network", "inference", "distil_seed"):
             assert params[name]
         for name in ("coreset.key", "predict.key", "commit", "bpcbench.digest"):
@@ -89,7 +89,7 @@ def test_every_cell_is_a_finished_child_run(tracked):
 def test_curves_are_complete_and_not_repeated(tracked):
     client = client_of(tracked[0])
     for run in runs_of(client)[0].values():
-        history = client.get_metric_history(run.info.run_id, "curve/predict/network/loss")
+        history = client.get_metric_history(run.info.run_id, "trace/predict/network/loss")
         assert sorted(point.step for point in history) == list(range(30))
 
 
@@ -129,6 +129,7 @@ def test_a_summary_is_a_line_of_the_table(tracked):
         assert run.data.metrics[cell["metric"]] == cell["mean"]
         assert run.data.metrics.get(f"{cell['metric']}_std") == cell["std"]
         assert run.data.metrics["n"] == cell["n"]
+        assert not [name for name in run.data.metrics if name.startswith("within/")], "there is one block only"
         if cell["metric"] != "ece":
             assert run.data.tags[f"rank.{cell['metric']}"].startswith("1") == cell["best"]
         assert run.inputs.dataset_inputs[0].dataset.name == "digits"

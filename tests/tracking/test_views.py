@@ -8,7 +8,7 @@ import zlib
 from urllib.parse import parse_qs, urlsplit
 
 from bpcbench.store.manifest import Group, Manifest, MetricRecord
-from bpcbench.tracking.names import group_name, varying
+from bpcbench.tracking.names import dated, group_name, varying
 from bpcbench.tracking.views import saved_views
 
 
@@ -60,10 +60,41 @@ def test_addresses_open_the_training_pages():
         assert chosen.get("compareRunsMode", ["TABLE"]) == [view.mode]
 
 
-def test_charts_show_every_metric_of_the_table():
-    charts = state({view.key: view for view in saved_views(MANIFEST)}["charts"].tag[1])["compareRunCharts"]
-    assert [chart["metricKey"] for chart in charts if chart["type"] == "BAR"] == ["acc", "nll"]
+def bars_by_section(shown: dict) -> dict[str, list[str]]:
+    charts = shown["compareRunCharts"]
     assert len({chart["uuid"] for chart in charts}) == len(charts)
+    assert all(chart["runsCountToCompare"] >= 100 for chart in charts)
+    names = {section["uuid"]: section["name"] for section in shown["compareRunSections"]}
+    bars = [chart for chart in charts if chart["type"] == "BAR"]
+    return {
+        name: keys
+        for uuid, name in names.items()
+        if (keys := [chart["metricKey"] for chart in bars if chart["metricSectionId"] == uuid])
+    }
+
+
+def charts_of(suite: Manifest) -> dict:
+    return state({view.key: view for view in saved_views(suite)}["charts"].tag[1])
+
+
+def test_charts_show_every_metric_in_every_block_and_over_all_of_them():
+    shown = charts_of(MANIFEST)
+    assert bars_by_section(shown) == {
+        "ipc 1": ["within/ipc 1/acc", "within/ipc 1/nll"],
+        "ipc 10": ["within/ipc 10/acc", "within/ipc 10/nll"],
+        "All": ["acc", "nll"],
+    }
+    assert shown["runsHiddenMode"] == "SHOW_ALL"
+
+
+def test_a_table_of_one_block_has_its_charts_once():
+    assert bars_by_section(charts_of(manifest(MANIFEST.groups[1], MANIFEST.groups[2]))) == {"Results": ["acc", "nll"]}
+
+
+def test_older_names_begin_with_their_settings():
+    assert dated("a ipc 1", "3fa2b1c4d5e6") == "older 3fa2: a ipc 1"
+    assert dated("older 3fa2: a ipc 1", "77aa00000000") == "older 77aa: a ipc 1"
+    assert dated("older 3fa2: a ipc 1", None) == dated("a ipc 1", None) == "a ipc 1"
 
 
 def test_names_hold_only_what_varies():
