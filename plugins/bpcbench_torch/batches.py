@@ -89,13 +89,15 @@ class TrainingImages:
         return self._converted(read.to(self.device, non_blocking=True))
 
     def _place(self, numbers: int, resident_bytes: int, needed: float | None) -> Place:
-        if 4 * numbers <= resident_bytes:
-            return "whole"
+        size = 4 * numbers if 4 * numbers <= resident_bytes else 0
         if torch.device(self.device).type == "cpu" or not is_known(self.transform):
-            return "mapped"
+            return "whole" if size else "mapped"
         free, held = _memory(self.device)
-        # What the computation holds already is part of what it needs.
-        room = _SHARE * free if needed is None else free + held - _RESERVE * needed
+        # A prediction counts small data as preprocessed, and what the computation holds already is part of it.
+        others = None if needed is None else _RESERVE * (needed - size)
+        room = _SHARE * free if others is None else free + held - others
+        if size and (size <= room or not free):  # small, and it fits, or torch cannot tell
+            return "whole"
         return "bytes" if numbers <= room else "stream"
 
     def _converted(self, pixels: Tensor) -> Tensor:

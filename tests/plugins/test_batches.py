@@ -239,6 +239,28 @@ def test_bytes_are_kept_on_a_device_only_beside_what_the_step_needs(
     assert (found.resident is not None) == (place == "bytes")
 
 
+@pytest.mark.parametrize(
+    ("free", "needed", "place"),
+    [
+        (0, None, "whole"),  # torch cannot tell
+        (1_700_000, None, "whole"),
+        (1_500_000, None, "bytes"),
+        (300_000, None, "stream"),
+        (3_300_000, 2_800_000, "whole"),  # 800,000 of them are the images
+        (3_100_000, 2_800_000, "bytes"),
+        (2_500_000, 2_800_000, "stream"),
+    ],
+)
+def test_small_images_are_preprocessed_on_a_device_only_if_they_fit(
+    free: int, needed: float | None, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "_memory", lambda device: (float(free), 0.0))
+    images = np.zeros((20_000, 1, 2, 5), np.uint8)
+    transform = Transform(Constants(), {"mean": np.zeros(1), "std": np.ones(1)})
+    assert TrainingImages(images, transform, device="meta", needed=needed).place == place
+    assert TrainingImages(images, transform, device="cpu", needed=needed).place == "whole"
+
+
 def test_every_method_says_what_it_needs_beside_the_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
     own = TrainingImages.__init__
