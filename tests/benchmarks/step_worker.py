@@ -2,11 +2,13 @@
 
 CASE is JSON. It answers every count with a line of JSON: CPU seconds of all its threads per step, the losses of these
 steps, and the peak of its memory above what it was before the first step, in MB. `jax` takes the steps of `jax_step`;
-all other variants run the method itself, `bpcbench_vbpc.method.VBPC.distil`, in a context that waits.
+all other variants run the method itself, `bpcbench_vbpc.method.VBPC.distil`, in a context that waits. `kernels` also
+tells what the kernels of its network took.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -60,6 +62,7 @@ class Case:
 
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "eager": ({}, "float32"),
+    "kernels": ({}, "float32"),
     "naive": ({"naive": True}, "float32"),
     "compile": ({"compile": True}, "float32"),
     "eager bf16": ({}, "bf16"),
@@ -90,10 +93,12 @@ def forget_peak() -> float:
     return megabytes("VmRSS")
 
 
-def answer(seconds: float, losses: list[float], before: float) -> None:
+def answer(seconds: float, losses: list[float], before: float, kernels: dict[str, float] | None = None) -> None:
     """Print the result of some steps."""
-    peak = megabytes("VmHWM") - before
-    print(json.dumps({"seconds": seconds / max(1, len(losses)), "losses": losses, "megabytes": peak}), flush=True)
+    peak, count = megabytes("VmHWM") - before, max(1, len(losses))
+    found = {"seconds": seconds / count, "losses": losses, "megabytes": peak}
+    found["kernels"] = {name: taken / count for name, taken in (kernels or {}).items()}
+    print(json.dumps(found), flush=True)
 
 
 @dataclass
@@ -105,6 +110,8 @@ class Waiting:
     device: str = "cpu"
     scratch: Path = Path()
     losses: list[Any] = field(default_factory=list)
+    kernels: dict[str, float] = field(default_factory=dict)
+    """CPU seconds since the last answer, by sort; filled in by `kernels_timed`."""
 
     def steps(self, total: int, **more: Any) -> Iterator[int]:
         step, before = 0, forget_peak()
@@ -113,8 +120,9 @@ class Waiting:
             yield from range(step, step + count)
             seconds = time.process_time() - begin
             step += count
-            answer(seconds, [float(loss) for loss in self.losses], before)
+            answer(seconds, [float(loss) for loss in self.losses], before, self.kernels)
             self.losses.clear()
+            self.kernels.clear()
 
     def log(self, **values: Any) -> None:
         self.losses.append(values["loss"].detach())
@@ -124,7 +132,35 @@ def run_torch(case: Case, variant: str) -> None:
     options, precision = VARIANTS[variant]
     data, inputs = case.data()
     method = replace(case.method(), **options)
-    method.distil(data, case.rows // 10, inputs, Waiting(precision))
+    context = Waiting(precision)
+    with kernels_timed(context.kernels) if variant == "kernels" else contextlib.nullcontext():
+        method.distil(data, case.rows // 10, inputs, context)
+
+
+SORTS = {
+    "convolution": ("convolution", "mkldnn_convolution"),
+    "other": ("native_batch_norm", "_native_batch_norm", "_batch_norm", "relu", "threshold_backward", "avg_pool2d"),
+}
+"""How the names of kernels begin, by sort: those of a network's layers and their gradients."""
+
+
+@contextlib.contextmanager
+def kernels_timed(into: dict[str, float]) -> Iterator[None]:
+    """Add the CPU seconds of every kernel of a network that is called here."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Timed(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.name().removeprefix("aten::")
+            sort = next((sort for sort, starts in SORTS.items() if name.startswith(starts)), None)
+            begin = time.process_time()
+            found = func(*args, **(kwargs or {}))
+            if sort is not None:
+                into[sort] = into.get(sort, 0.0) + time.process_time() - begin
+            return found
+
+    with Timed():
+        yield
 
 
 def run_jax(case: Case) -> None:
