@@ -61,7 +61,9 @@ class CoresetPotential:
     With `weights`, relative to their mean, each loss counts times its weight, and n is the `total` of the weights.
     A `Potential`. BatchNorm uses the statistics of the current rows. `choose` has one function per chain that returns
     its rows at each call; None uses all rows unchanged. With `batched` all chains go through the network together,
-    otherwise one at a time; the results are equal up to rounding.
+    otherwise one at a time; the results are equal up to rounding. With `chunk` the loss of a chain is summed over so
+    many rows at a time, and only their activations are in memory. The sum is the same up to rounding if the network's
+    outputs of a row do not depend on the others; networks with BatchNorm are refused.
     """
 
     def __init__(
@@ -76,7 +78,13 @@ class CoresetPotential:
         batched: bool = False,
         weights: Tensor | None = None,
         total: float | None = None,
+        chunk: int | None = None,
     ) -> None:
+        if chunk is not None and (batched or not network.row_wise):
+            raise ValueError(
+                "the loss is a sum over parts of the rows only without BatchNorm, and for a chain at a time"
+            )
+        self.chunk = chunk
         self.network, self.convention, self.prior = network, convention, prior
         self.batch: Batch = (images, targets) if weights is None else (images, targets, weights)
         self.choose, self.batched = choose, batched
@@ -84,8 +92,7 @@ class CoresetPotential:
 
     def energy(self, theta: Tensor, images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the energy of one chain's parameters (size,), estimated from these rows."""
-        outputs = self.network(theta, images, statistics="batch")
-        return self.rows * loss_for(self.convention, outputs, targets, weights) + self.prior(theta, self.rows)
+        return self.rows * self._loss(theta, images, targets, weights) + self.prior(theta, self.rows)
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return energies (chains,) and gradients (chains, size)."""
@@ -99,11 +106,23 @@ class CoresetPotential:
         """Return the mean loss (chains,) given parameters (chains, size) and their energies (chains,)."""
         return (energy - self.prior(theta, self.rows)) / self.rows
 
+    def _loss(self, theta: Tensor, images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        outputs = self.network(theta, images, statistics="batch")
+        return loss_for(self.convention, outputs, targets, weights)
+
     def _alone(self, theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         theta = theta.detach().requires_grad_()
-        energy = self.energy(theta, *batch)
-        (gradient,) = torch.autograd.grad(energy, theta)
-        return energy.detach(), gradient
+        if self.chunk is None or len(batch[0]) <= self.chunk:
+            energy = self.energy(theta, *batch)
+            (gradient,) = torch.autograd.grad(energy, theta)
+            return energy.detach(), gradient
+        prior = self.prior(theta, self.rows)
+        total, (gradient,) = prior.detach(), torch.autograd.grad(prior, theta)
+        for part in zip(*(tensor.split(self.chunk) for tensor in batch), strict=True):
+            share = self.rows * len(part[0]) / len(batch[0])
+            energy = share * self._loss(theta, *part)
+            total, gradient = total + energy.detach(), gradient + torch.autograd.grad(energy, theta)[0]
+        return total, gradient
 
     def _together(self, theta: Tensor, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         both = torch.func.grad_and_value(self.energy)

@@ -97,6 +97,7 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
         prior,
         choose=choosers,
         batched=inference.batched,
+        chunk=inference.chunk,
         weights=weights,
         total=None if coreset.weights is None else float(coreset.weights.sum(dtype=np.float64)),
     )

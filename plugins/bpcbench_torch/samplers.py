@@ -13,7 +13,7 @@ import numpy as np
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
 from bpcbench_torch.inferences import Ensemble
-from bpcbench_torch.memory import BATCHED, FLOAT, predicted, sizes, trained
+from bpcbench_torch.memory import AUGMENTED, BATCHED, FLOAT, predicted, sizes, trained
 from bpcbench_torch.networks import ConvBN
 from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
@@ -66,6 +66,11 @@ class Sampler(Inference):
         False, "divide real targets by their root mean square, and multiply the network's outputs by it", absent=False
     )
     batched: bool = option(False, "send all chains through the network together; equal up to rounding")
+    chunk: int | None = option(
+        None,
+        "images of a step whose activations are in memory at a time, for networks without BatchNorm; none: all",
+        absent=None,
+    )
     samples_in: Literal["memory", "disk"] = option("memory", "where samples are kept while chains run", key=False)
     keep: bool = option(
         True,
@@ -77,6 +82,10 @@ class Sampler(Inference):
         for name, least in (("chains", 1), ("samples", 1), ("burn", 0), ("thin", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {self.chunk}")
+        if self.chunk is not None and self.batched:
+            raise ValueError("chunk cannot be combined with `batched`: it is for one chain at a time")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         if self.weight_decay is not None and self.weight_decay < 0:
@@ -119,6 +128,8 @@ class Sampler(Inference):
             return (
                 f"{self.name} samples torch networks, but {offer.network.name} is a {offer.network.framework} network"
             )
+        if self.chunk is not None and isinstance(offer.network, ConvBN):
+            return f"{self.name}'s chunk is for networks without BatchNorm, whose statistics are those of all rows"
         return None
 
     def peak_bytes(self, offer: Offer) -> float | None:
@@ -133,7 +144,10 @@ class Sampler(Inference):
         together = BATCHED * self.chains if self.batched else 1.0
         samples = self.chains * self.samples if self.samples_in == "memory" else 0
         held = (samples + 10 * self.chains) * these.parameters + these.rows * (these.pixels + these.classes)
-        step = together * trained(these, self.rows(these.rows), augmented=self.augmentation_used() != "none")
+        rows, augmented = self.rows(these.rows), self.augmentation_used() != "none"
+        part = min(rows, self.chunk or rows)
+        copies = rows * these.pixels * AUGMENTED * augmented
+        step = together * (trained(these, part, augmented=False) + copies) + (part < rows) * these.parameters
         statistics = min(these.rows, 5000) * these.one.forward if isinstance(offer.network, ConvBN) else 0.0
         return FLOAT * (held + max(step, statistics, predicted(these)))
 

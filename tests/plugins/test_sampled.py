@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax
-from torch import nn
+from torch import Tensor, nn
 
 from bpcbench.api import Network
 from bpcbench.errors import NotFinite
+from bpcbench.planning.spec import Spec
 from bpcbench.records import Convention, Coreset, Facts, Offer
 from bpcbench.testing import InferenceConformance, context, toy_coreset, toy_inputs
 from bpcbench_torch import diagnostics
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.inferences import Ensemble
 from bpcbench_torch.networks import ConvBN, ConvIN, ConvNN
+from bpcbench_torch.peak import peak_allocation
 from bpcbench_torch.potential import CoresetPotential, Prior
 from bpcbench_torch.samplers import HMCInference, Sampler, SGHMCInference
 
@@ -172,6 +174,60 @@ def test_chains_sent_together_are_chains_sent_alone(network: Any, drawn: bool) -
         for batched in (False, True)
     )
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4)
+
+
+def potential(network: Network, rows: int, **more: Any) -> tuple[CoresetPotential, Tensor]:
+    """The energy of a coreset of colour images with weights, and two chains."""
+    generator = torch.Generator().manual_seed(0)
+    flat = FlatNetwork(network.build((3, 16, 16), 3, 0))
+    images = torch.randn(rows, 3, 16, 16, generator=generator)
+    weights = torch.rand(rows, generator=generator)
+    prior = Prior.of("norm", None, flat.size)
+    labels = torch.arange(rows) % 3
+    energy = CoresetPotential(flat, images, labels, "class", prior, weights=weights / weights.mean(), **more)
+    return energy, torch.stack([flat.initial(), 0.5 * flat.initial()])
+
+
+@pytest.mark.parametrize("network", [ConvIN(width=4), ConvNN(width=4)], ids=lambda one: one.name)
+def test_the_energy_of_parts_is_that_of_all_rows(network: Network) -> None:
+    """Ten rows, four at a time: the last part is smaller."""
+    whole, theta = potential(network, 10)
+    parts, _ = potential(network, 10, chunk=4)
+    for found, expected in zip(parts(theta), whole(theta), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_step_in_parts_allocates_stays_within_a_bound() -> None:
+    """Eight images of 16 pixels a side at a time, width 16: below 700 kB, however many rows there are."""
+
+    def peak(rows: int, chunk: int | None = None) -> int:
+        energy, theta = potential(ConvIN(width=16, order="conv-first"), rows, chunk=chunk)
+        return peak_allocation(lambda: energy(theta[:1]), "cpu")
+
+    assert peak(48, 8) < 700_000
+    assert peak(192, 8) < 700_000
+    assert peak(48) > 3_000_000
+
+
+def test_parts_are_an_option_that_old_results_do_not_have() -> None:
+    assert "chunk" not in Spec.of(SGHMCInference()).options
+    assert Spec.of(SGHMCInference(chunk=8)).options["chunk"] == 8
+    facts = Facts(shape=(3, 16, 16), classes=3, sizes={"train": 90})
+    offer = Offer(facts, 50, "random", "class", ConvBN())
+    assert "without BatchNorm" in (SGHMCInference(chunk=8).accepts(offer) or "")
+    with pytest.raises(ValueError, match="without BatchNorm"):
+        potential(ConvBN(width=2), 10, chunk=4)
+    for wrong in ({"chunk": 0}, {"chunk": 8, "batched": True}):
+        with pytest.raises(ValueError, match="chunk"):
+            SGHMCInference(**wrong)
+
+
+def test_parts_bound_the_predicted_memory() -> None:
+    """ImageNet at 64 px, two images per class: 2,000 rows."""
+    facts = Facts(shape=(3, 64, 64), classes=1000, sizes={"train": 1_281_167})
+    offer = Offer(facts, 2, "random", "class", ConvIN(growth=1, order="conv-first"))
+    whole, parts = (SGHMCInference(batch_size=10_000, chunk=chunk).peak_bytes(offer) or 0 for chunk in (None, 100))
+    assert parts < 4e9 < 12e9 < whole
 
 
 def test_a_prior_that_does_not_know_the_size_of_the_network_leaves_small_ones_alive() -> None:
