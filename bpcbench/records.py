@@ -108,7 +108,8 @@ class Activations:
     between the two. `second` and `second_kept` are those of a gradient in the parameters that is differentiated again.
     `tangent_forward`, `tangent` and `pull` belong to the network's first-order expansion: pushed, pushed and
     differentiated, and transposed; `jacobian` is per image and class, of the matrix itself. `features` are the inputs
-    of the last layer.
+    of the last layer. `together` is `gradient` per image and parameter vector where `torch.func.vmap` sends several of
+    them through the network at once; None if unknown.
     """
 
     features: int
@@ -121,6 +122,7 @@ class Activations:
     tangent: float
     pull: float
     jacobian: float
+    together: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

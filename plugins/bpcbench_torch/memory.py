@@ -21,8 +21,8 @@ AUGMENTED = 1
 """Copies of a batch that an augmentation of images without gradients holds."""
 DIFFERENTIATED = 4
 """Copies of a batch that an augmentation holds until its gradient in the images is computed."""
-BATCHED = 1.8
-"""What vmap over chains makes of a pass: it takes norms apart."""
+_TOGETHER = 2.5
+"""What vmap over parameter vectors makes of a pass at most, of networks that do not say it."""
 PREDICTED = 250
 """Test images per forward pass of a predictive."""
 TEST_BATCH = 1000
@@ -83,6 +83,13 @@ def read(facts: Facts, batch: int) -> float:
 def trained(these: Sizes, rows: int, *, augmented: bool) -> float:
     """Return the numbers of a training step with `rows` images: both passes, and their augmented copies."""
     return rows * (these.one.gradient + these.pixels * AUGMENTED * augmented)
+
+
+def trained_together(these: Sizes, rows: int, networks: int, *, augmented: bool) -> float:
+    """Return the numbers of a training step of several networks at once by vmap, each with `rows` images."""
+    own = these.one.together
+    each = _TOGETHER * these.one.gradient if own is None else own
+    return networks * rows * (each + these.pixels * AUGMENTED * augmented)
 
 
 def predicted(these: Sizes) -> float:

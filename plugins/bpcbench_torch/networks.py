@@ -92,8 +92,9 @@ class ConvNetwork(Network):
 
         Block i maps a_i numbers to b_i, its convolution's outputs, and pools them to a_(i+1). A pass keeps the inputs
         and outputs of ReLU, and those of the norm and of softplus where there are any; its backward holds two more
-        gradients of a block's b_i. Those of derivatives of higher order are of the same form, with coefficients that
-        follow from what torch keeps for each layer; a benchmark compares them with what it allocates.
+        gradients of a block's b_i. Those of derivatives of higher order, and of several parameter vectors together, are
+        of the same form, with coefficients that follow from what torch keeps for each layer, where vmap takes norms
+        apart; a test compares them with what it allocates.
         """
         depth, filters = self.blocks(shape), self.width
         sides = [32, 32] if shape[1:] == (28, 28) else list(shape[1:])
@@ -117,6 +118,7 @@ class ConvNetwork(Network):
         kept += features
         grouped = after and self.norm in ("in", "gn")
         second_kept = 2 * (1 + after + soft) * total + (1 + 2 * before) * inner + image + features
+        apart = (3.5 if grouped else 4.0) if after else 1.35 + 0.5 * soft
         backward = 8.6 if soft or (after and not grouped) else 2.6
         return Activations(
             features=features,
@@ -132,6 +134,7 @@ class ConvNetwork(Network):
                 else (8.2 if after else 5.2) * first + soft * 4 * total + inner * before + 2 * features
             ),
             jacobian=3.0 * first,
+            together=max(gradient + features, kept) + apart * total + before * 2 * inner,
             pull=kept + (4.8 if grouped else 2.95 if after else 1.9) * first,
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
 from bpcbench_torch.inferences import Ensemble
-from bpcbench_torch.memory import AUGMENTED, BATCHED, FLOAT, predicted, sizes, trained
+from bpcbench_torch.memory import AUGMENTED, FLOAT, predicted, sizes, trained, trained_together
 from bpcbench_torch.networks import ConvBN
 from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
@@ -141,13 +141,15 @@ class Sampler(Inference):
         these = sizes(offer.network, offer.facts, offer.ipc)
         if these is None:
             return None
-        together = BATCHED * self.chains if self.batched else 1.0
         samples = self.chains * self.samples if self.samples_in == "memory" else 0
         held = (samples + 10 * self.chains) * these.parameters + these.rows * (these.pixels + these.classes)
         rows, augmented = self.rows(these.rows), self.augmentation_used() != "none"
-        part = min(rows, self.chunk or rows)
-        copies = rows * these.pixels * AUGMENTED * augmented
-        step = together * (trained(these, part, augmented=False) + copies) + (part < rows) * these.parameters
+        if self.batched:
+            step = trained_together(these, rows, self.chains, augmented=augmented)
+        else:
+            part = min(rows, self.chunk or rows)
+            step = trained(these, part, augmented=augmented)
+            step += (rows - part) * these.pixels * AUGMENTED * augmented + (part < rows) * these.parameters
         statistics = min(these.rows, 5000) * these.one.forward if isinstance(offer.network, ConvBN) else 0.0
         return FLOAT * (held + max(step, statistics, predicted(these)))
 

@@ -64,12 +64,10 @@ class Cell:
 METHODS = {
     "vbpc, activations": Cell(VBPC(**POOL, network=BN, batch=64), 5),
     "vbpc, real batch": Cell(VBPC(**POOL, network=BN, batch=200), 1),
-    "vbpc, matrices": Cell(
-        VBPC(**POOL, network=replace(BN, width=4, depth=2), batch=64, augmentation="none"), 60, side=16
-    ),
+    "vbpc, matrices": Cell(VBPC(**POOL, network=replace(BN, width=4, depth=2), batch=64, augmentation="none"), 60),
     "vbpc, conv-first": Cell(VBPC(**POOL, network=DEEP, batch=64, augmentation="none"), 10),
     "vbpc, naive": Cell(VBPC(**POOL, network=replace(NARROW, depth=2), batch=64, naive=True), 2),
-    "vbpc, chunks": Cell(VBPC(**POOL, network=BN, batch=64, augmentation="none", pool_rows=20, chunk=20), 20, side=16),
+    "vbpc, chunks": Cell(VBPC(**POOL, network=BN, batch=64, augmentation="none", pool_rows=20, chunk=20), 20),
     "frepo": Cell(FRePo(**POOL, network=BN, batch=64, temperature_share=0), 5),
     "rcig": Cell(RCIG(**LINEAR, network=ConvNN(width=8), batch=64), 5, side=16),
     "rcig, through the network": Cell(RCIG(**LINEAR, network=ConvNN(width=64, depth=2), batch=64), 20, side=16),
@@ -133,7 +131,7 @@ def inputs(shape: tuple[int, int, int]) -> Inputs:
 @pytest.mark.parametrize("name", METHODS)
 def test_methods(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell = METHODS[name]
-    method, given = cell.plugin, data(300, cell.shape)
+    method, given = cell.plugin, data(600, cell.shape)
     assert isinstance(method, Method)
     predicted = method.peak_bytes(given.facts, cell.ipc)
     assert predicted is not None
