@@ -60,12 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_device(prepared, inline=session.inline or session.debug)
     if not arguments.quiet:
         print(_summary(prepared.plan), file=sys.stderr)
-    if stale := prepared.plan.stale():
-        again = " ".join(f"--recompute {name}" for name in stale)
-        print(
-            f"note: code of {', '.join(stale)} has changed since cached results were computed ({again})",
-            file=sys.stderr,
-        )
+    _warn_of_changed_code(prepared.plan)
     result = session.execute(prepared)
     if result.exit_code or result.left:
         print(failures(arguments, result), file=sys.stderr)
@@ -209,11 +204,21 @@ def plan(arguments: argparse.Namespace) -> int:
         print(f"  {planned.status:<22} {planned.kind:<12} {planned.label}  [{planned.stage.key[:12]}]  {cost}")
     for note in prepared.notes:
         print(f"note: {note}", file=sys.stderr)
+    _warn_of_changed_code(prepared.plan)
     try:
         check_device(prepared, thorough=False)
     except UserError as error:
         print(f"note: {error}", file=sys.stderr)
     return 0
+
+
+def _warn_of_changed_code(plan: Plan) -> None:
+    if stale := plan.stale():
+        again = " ".join(f"--recompute {name}" for name in stale)
+        print(
+            f"note: code of {', '.join(stale)} has changed since cached results were computed ({again})",
+            file=sys.stderr,
+        )
 
 
 def _planned(session: Session) -> Prepared:
