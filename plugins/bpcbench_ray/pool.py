@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bpcbench import Ended, RunInfo, Started, Task
 from bpcbench.errors import EngineError
 from bpcbench_ray.actor import StageActor
+from bpcbench_ray.head import Head
 
 # Before Ray is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -68,6 +69,7 @@ class RayPool:
                 _connect(engine.address)
             finally:
                 slow.cancel()
+        self._head = Head(ray.get_runtime_context().gcs_address, run.report)
 
     def adopt(self) -> Iterable[Task]:
         """Return the tasks that earlier runs have left, those without a living actor or an outcome apart."""
@@ -166,7 +168,9 @@ class RayPool:
         if not self._news and self._attempts:
             waiting = {attempt.ref: name for name, attempt in self._attempts.items()}
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=seconds)
-            if ready:
+            if not ready:
+                self._head.look()
+            else:
                 # Whatever else is ready by now.
                 ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
             for ref in ready:

@@ -218,6 +218,23 @@ def test_two_runs_share_the_work_and_one_does_not_stop_the_other(toy: Toy, wante
     assert len(toy.counted("from", "coreset")) == 2
 
 
+def test_a_lost_head_node_is_one_message_and_the_next_run_completes(
+    ray_nodes: Cluster, toy: Toy, wanted: dict[str, object]
+) -> None:
+    running = start(toy, pace=0.2)
+    both_loop(toy)
+    ray_nodes.kill_all()
+    try:
+        assert running.wait(90) == 1, toy.output()
+    finally:
+        ray_nodes.restart()
+        os.environ["RAY_ADDRESS"] = ray_nodes.address
+    assert toy.output().count("is gone; start the cluster again") == 1, toy.output()
+    assert "to resume: bpcbench run" in toy.output()
+    ended_well(toy, start(toy), wanted)
+    assert "The program will terminate" not in toy.output()
+
+
 def test_no_cluster_is_one_message(toy: Toy) -> None:
     running = start(toy, '{plugin: ray, address: "127.0.0.1:1"}')
     assert running.wait(120) == 1

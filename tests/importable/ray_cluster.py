@@ -1,7 +1,7 @@
 """A real Ray of two nodes on 127.0.0.1, in a network namespace of its own: Ray asks for cloud metadata and DNS.
 
 `python ray_cluster.py FOLDER` starts it, prints its address as JSON, and ends with its standard input; the line `kill`
-kills the raylet of the second node.
+kills the raylet of the second node, `kill all` whatever holds the cluster together.
 """
 
 from __future__ import annotations
@@ -49,14 +49,28 @@ class Cluster:
     """The process that holds the nodes."""
 
     def __init__(self, base: Path) -> None:
+        self._base = base
+        self._start()
+
+    def _start(self) -> None:
         os.environ.update(SETTINGS)
-        command = [sys.executable, __file__, str(base)]
+        command = [sys.executable, __file__, str(self._base)]
         self.process: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.address = json.loads(self.process.stdout.readline())["address"]
 
     def kill_node(self) -> None:
         """Kill the raylet of the second node; its workers live on."""
         self._say("kill")
+
+    def kill_all(self) -> None:
+        """Kill the head node and the other; the workers of both live on."""
+        self._say("kill all")
+
+    def restart(self) -> None:
+        """Start two nodes anew, at another address."""
+        self.process.kill()
+        self.process.wait()
+        self._start()
 
     def add_node(self) -> None:
         """Start a second node again."""
@@ -86,6 +100,9 @@ def main(base: str) -> None:
     for line in sys.stdin:
         if line.strip() == "kill":
             nodes.remove_node(second, allow_graceful=False)
+        elif line.strip() == "kill all":
+            for node in nodes.list_all_nodes():
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
         else:
             second = nodes.add_node(**common, resources={"second": 8})
             nodes.wait_for_nodes()

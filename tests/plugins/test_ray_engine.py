@@ -6,14 +6,14 @@ import importlib.util
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from bpcbench import RunInfo
 from bpcbench.errors import EngineError
-from bpcbench_ray import actor
+from bpcbench_ray import actor, head
 from bpcbench_ray.actor import StageActor
 from bpcbench_ray.engine import RayEngine
 
@@ -150,3 +150,52 @@ def test_a_worker_that_cannot_be_started_is_said_and_holds_nothing(tmp_path: Pat
     worker.kill()
     assert worker.join() is None
     assert worker.left.wait(10), "its CPUs are free again without a run that listens"
+
+
+@dataclass
+class Cluster:
+    """A head node whose port is open or not, a clock, and what was said."""
+
+    open: bool = True
+    now: float = 0.0
+    looks: int = 0
+    said: list[str] = field(default_factory=list)
+
+    def connect(self, *_: object, **__: object) -> Cluster:
+        self.looks += 1
+        if not self.open:
+            raise ConnectionRefusedError
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    monkeypatch.setattr(head.socket, "create_connection", made.connect)
+    monkeypatch.setattr(head.time, "monotonic", lambda: made.now)
+    return made
+
+
+def test_a_head_node_that_is_gone_ends_the_run_before_ray_does(cluster: Cluster) -> None:
+    watched = head.Head("10.0.0.1:6379", cluster.said.append)
+    for cluster.now in range(10):
+        watched.look()
+    assert cluster.looks == 5, "not at every turn"
+    cluster.open = False
+    with pytest.raises(EngineError, match=r"at 10\.0\.0\.1:6379 is gone; start the cluster again"):
+        for cluster.now in range(10, 100):
+            watched.look()
+    assert head.AWAY_SECONDS < cluster.now - 10 < 40, "Ray gives up after 60 s"
+    assert cluster.said == ["the head node of the Ray cluster does not answer; waiting for it"]
+
+
+def test_a_head_node_that_comes_back_is_waited_for(cluster: Cluster) -> None:
+    watched = head.Head("[::1]:6379", cluster.said.append)
+    for cluster.now in range(200):
+        cluster.open = cluster.now % 50 > 25
+        watched.look()
+    assert len(cluster.said) == 8
+    assert cluster.said[1] == "the head node of the Ray cluster answers again"
