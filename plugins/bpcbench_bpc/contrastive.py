@@ -10,6 +10,8 @@ from bpcbench_bpc.method import TrajectoryMethod
 from bpcbench_bpc.trajectories import Trajectories
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bpcbench_bpc.problem import Estimate, Problem
 
 
@@ -57,7 +59,7 @@ class Contrastive(TrajectoryMethod):
 
         from bpcbench_bpc.energy import slopes
         from bpcbench_bpc.inner import descend
-        from bpcbench_bpc.problem import Estimate
+        from bpcbench_bpc.problem import Estimate, pulled
 
         start = problem.window(0)
         positive = problem.window(self.ahead) if self.official else start
@@ -67,9 +69,17 @@ class Contrastive(TrajectoryMethod):
         (negative,) = descend(
             problem, start, self.inner_steps, noise=noise, compounding=self.official, kind=self.energy
         )
-        x, y = problem.augment(problem.images), problem.targets()
-        plus, above = slopes(problem.network, positive[None], x, y, self.energy)
-        minus, below = slopes(problem.network, negative[None], x, y, self.energy)
-        gradients = problem.back(x, y, tuple(a - b for a, b in zip(above, below, strict=True)))
+        distortion = problem.choose()
+
+        def region(positive: Tensor, negative: Tensor) -> tuple[Tensor, ...]:
+            leaves, y = problem.copies()
+            x = distortion(leaves[0])
+            plus, above = slopes(problem.network, positive[None], x, y, self.energy)
+            minus, below = slopes(problem.network, negative[None], x, y, self.energy)
+            return plus - minus, *pulled(x, y, [a - b for a, b in zip(above, below, strict=True)], leaves)
+
+        loss, *gradients = problem.regions(
+            ("contrast", distortion), region, [positive, negative], fixed=problem.fixed
+        )
         moved = torch.linalg.vector_norm(negative - start)
-        return Estimate(gradients, values={"loss": plus - minus, "moved": moved})
+        return Estimate(gradients, values={"loss": problem.regions.own(loss), "moved": moved})

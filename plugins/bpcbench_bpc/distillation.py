@@ -13,10 +13,12 @@ from bpcbench.api import Context
 from bpcbench.records import Array, Coreset, Data, Inputs
 from bpcbench.sampling import per_class
 from bpcbench_bpc.method import ROLE
-from bpcbench_bpc.problem import Problem
+from bpcbench_bpc.problem import Augmented, Problem
 from bpcbench_bpc.windows import Windows
 from bpcbench_torch.batches import Batches
+from bpcbench_torch.capture import Regions
 from bpcbench_torch.flat import FlatNetwork
+from bpcbench_torch.memory import sizes
 from bpcbench_torch.strategy import strategy
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, inputs: Inputs, ctx: 
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
     augment = strategy(method.augmentation_used(shape[0]), shape[0])
     network = FlatNetwork(method.network.build(shape, count, ctx.seed).to(device))
+    regions = Regions(device, generators=[generator], enabled=method.capture)
+    these = sizes(method.network, data.facts, ipc)
     batches = _batches(method, data, ipc, inputs, ctx)
     state = {
         "images": images,
@@ -103,10 +107,12 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, inputs: Inputs, ctx: 
             classes=classes,
             logits=logits if method.labels == "learned" else None,
             rate=rate,
-            augment=partial(augment, generator=generator, chooser=chooser),
+            choose=lambda: Augmented(augment.drawn(chooser), generator),
             normal=partial(_normal, generator),
             real=batches.next if batches else _no_batches,
             examples=len(data.train),
+            regions=regions,
+            sizes=these,
         )
         estimate = method.estimate(problem)
         for leaf, gradient in zip(problem.learned, estimate.gradients, strict=True):

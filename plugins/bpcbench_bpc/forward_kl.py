@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,7 +11,9 @@ from bpcbench_bpc.method import TrajectoryMethod
 from bpcbench_torch.memory import DIFFERENTIATED, Sizes
 
 if TYPE_CHECKING:
-    from bpcbench_bpc.problem import Estimate, Problem
+    from torch import Tensor
+
+    from bpcbench_bpc.problem import Distortion, Estimate, Problem
 
 
 @dataclass(frozen=True)
@@ -53,22 +56,40 @@ class ForwardKL(TrajectoryMethod):
         """Return the gradient above."""
         import torch
 
-        from bpcbench_bpc.energy import slopes
         from bpcbench_bpc.inner import descend
         from bpcbench_bpc.problem import Estimate, add
 
+        regions = problem.regions
         start, target = problem.window(0), problem.window(self.ahead)
         (fitted,) = descend(problem, start, self.inner_steps)
+        ends = regions.hold("fitted", fitted), regions.hold("target", target)
         total, loss = None, fitted.new_zeros(())
         for first in range(0, self.draws, self.chunk):
             count = min(self.chunk, self.draws - first)
-            x = torch.stack([problem.augment(problem.images) for _ in range(count)])
-            y = problem.targets()
-            minus, below = slopes(problem.network, problem.around(fitted, self.sigma, count), x, y)
-            plus, above = slopes(problem.network, problem.around(target, self.sigma, count), x, y)
-            both = tuple((a - b) / self.draws for a, b in zip(above, below, strict=True))
-            total = add(total, problem.back(x, y, both))
-            loss += (plus - minus) / self.draws
+            distortions = tuple(problem.choose() for _ in range(count))
+            region = self._terms(problem, *ends, distortions)
+            apart, *gradients = regions(("fkl", distortions), region, fixed=[*ends, *problem.fixed])
+            total = add(total, [regions.own(one) for one in gradients] if total is None else gradients)
+            loss += apart
         assert total is not None
         moved, distance = (torch.linalg.vector_norm(end - start) for end in (fitted, target))
         return Estimate(total, values={"loss": loss, "moved": moved, "distance": distance})
+
+    def _terms(
+        self, problem: Problem, fitted: Tensor, target: Tensor, distortions: Sequence[Distortion]
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        """Return the region of some draws: their share of the loss and of the gradients of the learned tensors."""
+        import torch
+
+        from bpcbench_bpc.energy import slopes
+        from bpcbench_bpc.problem import pulled
+
+        def region() -> tuple[Tensor, ...]:
+            leaves, y = problem.copies()
+            x = torch.stack([distortion(leaves[0]) for distortion in distortions])
+            minus, below = slopes(problem.network, problem.around(fitted, self.sigma, len(x)), x, y)
+            plus, above = slopes(problem.network, problem.around(target, self.sigma, len(x)), x, y)
+            both = tuple((a - b) / self.draws for a, b in zip(above, below, strict=True))
+            return (plus - minus) / self.draws, *pulled(x, y, both, leaves)
+
+        return region

@@ -102,14 +102,20 @@ class FunctionSpace(TrajectoryMethod):
         import torch
 
         from bpcbench_bpc.inner import descend
-        from bpcbench_bpc.problem import Estimate
+        from bpcbench_bpc.problem import Estimate, pulled
 
         chain = torch.stack(descend(problem, start, self.inner_steps, keep=self.points))
-        x, y = problem.augment(problem.images), problem.targets()
-        plus, above = self._side(problem, expert, x, y, mean=expert.mean(0))
-        minus, below = self._side(problem, chain, x, y)
-        gradients = problem.back(x, y, tuple(a - b for a, b in zip(above, below, strict=True)))
-        return Estimate(gradients, values={"loss": plus - minus})
+        distortion = problem.choose()
+
+        def region(expert: Tensor, chain: Tensor) -> tuple[Tensor, ...]:
+            leaves, y = problem.copies()
+            x = distortion(leaves[0])
+            plus, above = self._side(problem, expert, x, y, mean=expert.mean(0))
+            minus, below = self._side(problem, chain, x, y)
+            return plus - minus, *pulled(x, y, [a - b for a, b in zip(above, below, strict=True)], leaves)
+
+        loss, *gradients = problem.regions(("fbpc", distortion), region, [expert, chain], fixed=problem.fixed)
+        return Estimate(gradients, values={"loss": problem.regions.own(loss)})
 
     def _side(
         self, problem: Problem, thetas: Tensor, images: Tensor, targets: Tensor, *, mean: Tensor | None = None
@@ -144,19 +150,24 @@ class FunctionSpace(TrajectoryMethod):
         unrolled = Unrolled(problem, start, self.inner_steps, graphs=self.graphs)
         chain = torch.stack(unrolled.last(self.points))
         images, _ = problem.real()
-        with torch.no_grad():
-            expert_outputs = torch.stack([problem.network(theta, images) for theta in expert])
-            chain_outputs = torch.stack([problem.network(theta, images) for theta in chain])
-        floor = self.delta**2
-        v_x, v_u = (
-            outputs.var(0) + floor if self.points > 1 else torch.full_like(outputs[0], floor)
-            for outputs in (expert_outputs, chain_outputs)
-        )
-        theta = unrolled.theta.detach().requires_grad_()
-        error = expert_outputs.mean(0) - problem.network(theta, images)
-        kl = 0.5 * ((v_x + error.square()) / v_u + v_u.log() - v_x.log() - 1).sum() / len(images)
-        gradients, _ = unrolled.pull(torch.autograd.grad(kl, theta)[0])
-        return Estimate(gradients, values={"loss": kl.detach()})
+
+        def region(expert: Tensor, chain: Tensor, images: Tensor) -> tuple[Tensor, ...]:
+            with torch.no_grad():
+                expert_outputs = torch.stack([problem.network(theta, images) for theta in expert])
+                chain_outputs = torch.stack([problem.network(theta, images) for theta in chain])
+            floor = self.delta**2
+            v_x, v_u = (
+                outputs.var(0) + floor if self.points > 1 else torch.full_like(outputs[0], floor)
+                for outputs in (expert_outputs, chain_outputs)
+            )
+            theta = chain[-1].detach().requires_grad_()
+            error = expert_outputs.mean(0) - problem.network(theta, images)
+            kl = 0.5 * ((v_x + error.square()) / v_u + v_u.log() - v_x.log() - 1).sum() / len(images)
+            return kl.detach(), torch.autograd.grad(kl, theta)[0]
+
+        kl, adjoint = problem.regions("fbpc at real images", region, [expert, chain, images])
+        gradients, _ = unrolled.pull(adjoint)
+        return Estimate(gradients, values={"loss": problem.regions.own(kl)})
 
 
 def draw_outputs(

@@ -61,6 +61,7 @@ class TrajectoryMethod(Method):
         "real", "initial images: training images, random mixtures of two per class (BPC-CD's code), or N(0, 1)"
     )
     augmentation: str = option("auto", "strategy (bpcbench_torch.augmentation); auto: DSA, without flips on grey")
+    capture: bool = option(True, "on a GPU, replay the parts of an iteration as CUDA graphs", key=False)
 
     def __post_init__(self) -> None:
         """Reject invalid values."""

@@ -81,17 +81,25 @@ class ReverseKL(TrajectoryMethod):
         from bpcbench_bpc.inner import descend
         from bpcbench_bpc.problem import Estimate
 
+        regions = problem.regions
         (fitted,) = descend(problem, problem.window(0), self.inner_steps)
-        images, labels = problem.real()
+        fitted = regions.hold("fitted", fitted)
+        images, labels = (regions.hold(name, batch) for name, batch in zip(("x", "y"), problem.real(), strict=True))
         own = len(problem.images) / problem.examples if not self.official else 1.0
         covariance, base = Covariance(), None
         for first in range(0, self.draws, self.chunk):
             count = min(self.chunk, self.draws - first)
-            thetas = problem.around(fitted, self.sigma, count)
-            real = _log_likelihoods(problem.network, thetas, images, labels)
-            pseudo, slopes = _pseudo(problem, thetas)
+
+            def region(count: int = count) -> tuple[Tensor, ...]:
+                thetas = problem.around(fitted, self.sigma, count)
+                pseudo, slopes = _pseudo(problem, thetas)
+                return _log_likelihoods(problem.network, thetas, images, labels), pseudo, *slopes
+
+            real, pseudo, *slopes = regions(
+                ("rkl", count), region, fixed=[fitted, images, labels, *problem.fixed]
+            )
             # Subtracting a constant per example leaves the covariance unchanged and preserves float32 precision.
-            base = (real[0], pseudo[0]) if base is None else base
+            base = (regions.own(real[0]), regions.own(pseudo[0])) if base is None else base
             covariance.add(own * (pseudo - base[1]).mean(1) - (real - base[0]).mean(1), slopes)
         assert base is not None
         gradients = covariance.total(self.draws if self.official else self.draws - 1)

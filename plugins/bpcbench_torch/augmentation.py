@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -74,23 +75,45 @@ class Augmentation:
         All random numbers come from `generator`, except that `chooser`, if given, draws the operation of mode `one`.
         For images on an accelerator, pass a CPU generator as one of them: otherwise the host waits for the device.
         """
+        return self.drawn(chooser or generator).recorded(images, generator)[0]
+
+    def drawn(self, chooser: torch.Generator) -> Augmentation:
+        """Return the augmentation of the one operation that `chooser` draws; itself in the other modes."""
+        if self.mode != "one" or not self.operations:
+            return self
+        import torch
+
+        index = int(torch.randint(len(self.operations), (), generator=chooser, device=chooser.device))
+        prefix = "dsa:" if self.family == "dsa" else ""
+        return Augmentation(prefix + self.operations[index], "all")
+
+    def recorded(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return augmented images and the random numbers from which `repeated` makes the same; not in mode `one`."""
+        return self._applied(images, generator, None)
+
+    def repeated(self, images: Tensor, numbers: Sequence[Tensor]) -> Tensor:
+        """Return the images of `recorded`, with gradients where these have them; no number is drawn."""
+        return self._applied(images, None, numbers)[0]
+
+    def _applied(
+        self, images: Tensor, generator: torch.Generator | None, numbers: Sequence[Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         import torch
 
         from bpcbench_torch.distortions import DSA, FRePo
 
         operations = self.operations
         if not operations:
-            return images
+            return images, ()
         if self.mode == "one":
-            source = chooser or generator
-            index = int(torch.randint(len(operations), (), generator=source, device=source.device))
-            operations = (operations[index],)
+            raise ValueError("an operation is drawn first")
         # Half precision is too coarse for coordinates.
         precise = images.to(torch.promote_types(images.dtype, torch.float32))
-        draws = (DSA if self.family == "dsa" else FRePo)(generator, precise)
+        draws = (DSA if self.family == "dsa" else FRePo)(generator, precise, numbers)
         if self.mode == "each":
             # All operations for all images, so that no shape depends on the draw and the host need not wait for it.
             every = torch.stack([draws.chain(precise, (operation,)) for operation in operations])
-            drawn = torch.randint(len(operations), (len(images),), generator=generator, device=generator.device)
-            return every[drawn.to(images.device), torch.arange(len(images), device=images.device)].to(images.dtype)
-        return draws.chain(precise, operations).to(images.dtype)
+            found = every[draws.below(len(operations)), torch.arange(len(images), device=images.device)]
+        else:
+            found = draws.chain(precise, operations)
+        return found.to(images.dtype), tuple(draws.numbers)

@@ -86,13 +86,17 @@ class Draws:
 
     Geometric operations return matrices for `warp`; the others map images to images. Numbers are drawn on the
     generator's device and copied asynchronously: a CPU generator gives the same numbers for images on any device.
+    All of them are kept in `numbers`; with `given`, those of an earlier batch are used again in place of new ones.
     """
 
     padding: ClassVar[Padding]
     geometry: ClassVar[frozenset[str]]
 
-    def __init__(self, generator: torch.Generator, images: Tensor) -> None:
-        self.generator = generator
+    def __init__(
+        self, generator: torch.Generator | None, images: Tensor, given: Sequence[Tensor] | None = None
+    ) -> None:
+        self.generator, self.numbers = generator, list(given or ())
+        self._left = None if given is None else iter(self.numbers)
         self.device, self.dtype = images.device, images.dtype
         self.count = len(images)
         self.height, self.width = images.shape[-2:]
@@ -112,13 +116,32 @@ class Draws:
 
     def uniform(self, low: float, high: float) -> Tensor:
         """Return numbers from U(low, high), (n,)."""
-        drawn = torch.rand(self.count, generator=self.generator, device=self.generator.device, dtype=self.dtype)
-        return (drawn * (high - low) + low).to(self.device, non_blocking=True)
+        if self._left is not None:
+            return next(self._left)
+        drawn = torch.rand(self.count, generator=self.generator, device=self._source, dtype=self.dtype)
+        return self._kept(drawn * (high - low) + low)
 
     def below(self, limit: int) -> Tensor:
         """Return integers from 0 ... limit-1, (n,)."""
-        drawn = torch.randint(limit, (self.count,), generator=self.generator, device=self.generator.device)
-        return drawn.to(self.device, non_blocking=True)
+        if self._left is not None:
+            return next(self._left)
+        return self._kept(torch.randint(limit, (self.count,), generator=self.generator, device=self._source))
+
+    def normal(self, images: Tensor, std: float) -> Tensor:
+        """Return numbers from N(0, std^2) in the shape of images."""
+        if self._left is not None:
+            return next(self._left)
+        drawn = torch.randn(images.shape, generator=self.generator, device=self._source, dtype=self.dtype)
+        return self._kept(std * drawn)
+
+    @property
+    def _source(self) -> torch.device:
+        assert self.generator is not None
+        return self.generator.device
+
+    def _kept(self, drawn: Tensor) -> Tensor:
+        self.numbers.append(drawn.to(self.device, non_blocking=True))
+        return self.numbers[-1]
 
     def shift(self, share: float) -> Tensor:
         """Return subpixel shifts of up to `share` of the width and height, (n, 2)."""
@@ -141,9 +164,7 @@ class FRePo(Draws):
 
     def noise(self, images: Tensor) -> Tensor:
         """Add N(0, 0.01), where 0.01 is taken as the variance."""
-        device = self.generator.device
-        drawn = torch.randn(images.shape, generator=self.generator, device=device, dtype=self.dtype)
-        return images + (0.1 * drawn).to(self.device, non_blocking=True)
+        return images + self.normal(images, 0.1)
 
     def brightness(self, images: Tensor) -> Tensor:
         """Add U(-0.25, 0.25): the additive part of `color`."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bpcbench_torch.capture import Regions
 from bpcbench_torch.potential import Potential
 from bpcbench_torch.sghmc import normal
 
@@ -37,7 +39,8 @@ class HMC:
     """HMC (Duane et al., 1987; Neal, 2011) with target exp(-E / T) and momenta N(0, T I).
 
     With H = E + |m|^2/2, the end of a trajectory is accepted with probability min(1, exp((H_start - H_end) / T)); a
-    divergent trajectory is rejected. During burn-in, each chain's step size is adapted to the target `acceptance` by
+    divergent trajectory is rejected. With `capture` a trajectory is a region, for potentials that draw nothing. During
+    burn-in, each chain's step size is adapted to the target `acceptance` by
     dual averaging (Hoffman & Gelman, 2014), then fixed; a target of 0 turns adaptation off.
     """
 
@@ -51,9 +54,11 @@ class HMC:
         steps: int,
         temperature: float,
         acceptance: float = 0.8,
+        capture: bool = False,
     ) -> None:
         self.potential, self.theta, self.generators = potential, theta.clone(), list(generators)
         self.steps, self.temperature, self.acceptance = steps, temperature, acceptance
+        self.regions = Regions(theta.device, enabled=capture)
         with torch.enable_grad():
             self.energy, self.gradient = potential(self.theta)
         self.start = math.log(step_size)
@@ -79,8 +84,10 @@ class HMC:
         uniform = torch.stack(draws)
         sizes = self.log_step.exp() * (1 + _JITTER * (2 * uniform[:, 0] - 1))
         before = self._hamiltonian(self.energy, momentum)
-        theta, end, energy, gradient = leapfrog(
-            self.potential, self.theta, momentum, self.gradient, sizes[:, None].to(self.theta.dtype), self.steps
+        theta, end, energy, gradient = self.regions(
+            "trajectory",
+            partial(leapfrog, self.potential, steps=self.steps),
+            [self.theta, momentum, self.gradient, sizes[:, None].to(self.theta.dtype)],
         )
         gain = (before - self._hamiltonian(energy, end)) / self.temperature
         probability = gain.clamp(max=0).exp().nan_to_num(nan=0.0)

@@ -229,6 +229,7 @@ class HMCInference(Sampler):
     leapfrog: int = option(20, "gradients per trajectory")
     lr: float = option(0.01, "eps^2 n for the initial step size eps")
     acceptance: float = option(0.8, "target acceptance rate of step size adaptation; 0: no adaptation")
+    capture: bool = option(True, "on a GPU, replay trajectories as CUDA graphs", key=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -250,4 +251,5 @@ class HMCInference(Sampler):
             steps=self.leapfrog,
             temperature=self.temperature,
             acceptance=self.acceptance,
+            capture=self.capture,
         )

@@ -23,7 +23,7 @@ from bpcbench_bpc.forward_kl import ForwardKL
 from bpcbench_bpc.function_space import FunctionSpace
 from bpcbench_bpc.inner import Unrolled, descend
 from bpcbench_bpc.method import TrajectoryMethod
-from bpcbench_bpc.problem import Problem
+from bpcbench_bpc.problem import Augmented, Problem
 from bpcbench_bpc.reverse_kl import ReverseKL
 from bpcbench_bpc.trajectories import Trajectories
 from bpcbench_bpc.wasserstein import Wasserstein
@@ -64,7 +64,7 @@ def test_the_direction_of_a_gradient(ipc: int) -> None:
             classes=labels[rows],
             logits=None,
             rate=torch.tensor(rate),
-            augment=lambda pictures: pictures,
+            choose=Augmented,
             normal=lambda *shape: torch.randn(shape, generator=generator),
             real=lambda: (images, labels),
             examples=len(images),

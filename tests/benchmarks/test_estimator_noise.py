@@ -20,7 +20,7 @@ from expert_digits import cosine, digits, trajectory
 
 from bpcbench_bpc.forward_kl import ForwardKL
 from bpcbench_bpc.method import TrajectoryMethod
-from bpcbench_bpc.problem import Problem
+from bpcbench_bpc.problem import Augmented, Problem
 from bpcbench_bpc.reverse_kl import ReverseKL
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.networks import ConvBN, ConvIN
@@ -56,7 +56,7 @@ class Setting:
             classes=self.labels[self.rows],
             logits=None,
             rate=torch.tensor(0.05),
-            augment=lambda pictures: pictures,
+            choose=Augmented,
             normal=lambda *shape: torch.randn(shape, generator=generator),
             real=lambda: (self.images[real], self.labels[real]),
             examples=len(self.images),

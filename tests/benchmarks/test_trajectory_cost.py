@@ -26,13 +26,12 @@ ALLOWED = 1.2
 
 CASE = """
 import json, sys, time
-from functools import partial
 import torch
 import torch.nn.functional as F
 from bpcbench_bpc.contrastive import Contrastive
 from bpcbench_bpc.forward_kl import ForwardKL
 from bpcbench_bpc.function_space import FunctionSpace
-from bpcbench_bpc.problem import Problem
+from bpcbench_bpc.problem import Augmented, Problem
 from bpcbench_bpc.reverse_kl import ReverseKL
 from bpcbench_bpc.trajectories import Trajectories
 from bpcbench_bpc.wasserstein import Wasserstein
@@ -63,7 +62,7 @@ method = {
 problem = Problem(
     network=flat, window=lambda e: window[e].clone(), images=images, classes=classes, logits=None,
     rate=torch.tensor(0.03, requires_grad=True),
-    augment=partial(strategy("dsa-grey", 1), generator=generator, chooser=generator),
+    choose=lambda: Augmented(strategy("dsa-grey", 1).drawn(generator), generator),
     normal=lambda *shape: torch.randn(shape, generator=generator), real=lambda: (real, labels), examples=1437,
 )
 weights = list(module.parameters())

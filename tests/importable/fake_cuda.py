@@ -8,7 +8,10 @@
 
 It tells whether devices are mixed, where the host waits for the device (`.item()`, a branch on a value, a blocking copy
 in either direction), and counts launches (operations that are neither views nor allocations), copies and the peak of
-live bytes. Of values, of cuDNN, of the allocator and of speed it knows nothing: a value that is read is made up.
+live bytes. A CUDA graph counts as one launch per replay if it is safe to capture: nothing in it waits, copies from or to
+the host, pins memory or draws by a generator that it does not know, and what it reads still exists at every replay. Its
+memory is a pool that is never given back. What is done on a side stream, to record a graph, is the phase `recording`. Of
+values, of cuDNN, of the allocator and of speed it knows nothing: a value that is read is made up.
 
 The device is registered in this process for good, so such tests run in a process of their own.
 """
@@ -102,10 +105,81 @@ class Counts:
     """What happened in one phase; places are `file:function`, the innermost outside torch first."""
 
     launches: int = 0
+    captured: int = 0
+    """Launches within the graphs that were replayed, which are one launch each."""
+    replays: int = 0
     waits: Counter[str] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     peak: int = 0
+
+
+@dataclass
+class Memory:
+    """The bytes of live storages, and the most there ever were."""
+
+    live: int = 0
+    peak: int = 0
+    _held: dict[int, tuple[Any, int]] = field(default_factory=dict)
+
+    def holds(self, storage: Any) -> bool:
+        """Return whether the storage is counted here."""
+        found = self._held.get(storage._cdata)
+        return found is not None and not found[0].expired()
+
+    def add(self, tensors: list[Any]) -> None:
+        """Count the storages that are not counted yet."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if self.holds(storage):
+                continue
+            if (old := self._held.pop(storage._cdata, None)) is not None:
+                self.live -= old[1]
+            self._held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+            self.live += storage.nbytes()
+        if self.live > self.peak:
+            self.forget()
+            self.peak = max(self.peak, self.live)
+
+    def forget(self) -> None:
+        """Stop counting what is not alive any more."""
+        for number in [number for number, (weak, _) in self._held.items() if weak.expired()]:
+            self.live -= self._held.pop(number)[1]
+
+
+@dataclass(eq=False)
+class Graph:
+    """What was captured: launches, generators, and the memory that is read and not its own, by its address."""
+
+    ledger: Ledger
+    launches: int = 0
+    generators: list[Any] = field(default_factory=list)
+    read: dict[int, Any] = field(default_factory=dict)
+
+    def register_generator_state(self, generator: Any) -> None:
+        """Know a generator, so that a replay advances it."""
+        self.generators.append(generator)
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        """Begin."""
+        self.ledger.capture(self)
+
+    def capture_end(self) -> None:
+        """End."""
+        self.ledger.capture(None)
+
+    def replay(self) -> None:
+        """Launch it."""
+        self.ledger.replayed(self)
+
+
+class Stream:
+    """A stream; on a fake device all of them are one."""
+
+    def wait_stream(self, other: Stream) -> None:
+        """Do nothing."""
 
 
 @dataclass
@@ -116,21 +190,65 @@ class Ledger:
     steps: int = 0
     """How many steps were watched in the phase `step`."""
     counts: dict[str, Counts] = field(default_factory=lambda: defaultdict(Counts))
-    _held: dict[int, tuple[Any, int]] = field(default_factory=dict)
-    _live: int = 0
+    _memory: Memory = field(default_factory=lambda: Memory())
+    _pool: Memory = field(default_factory=lambda: Memory())
+    _graph: Graph | None = None
+    """The graph that is being captured."""
 
     @property
     def now(self) -> Counts:
         """The counts of the current phase."""
         return self.counts[self.phase]
 
+    @property
+    def capturing(self) -> Graph | None:
+        """The graph that is being captured."""
+        return self._graph
+
+    def capture(self, graph: Graph | None) -> None:
+        """Begin or end the capture of a graph."""
+        self._graph = graph
+
+    def launched(self) -> None:
+        """Count a launch."""
+        if self._graph is None:
+            self.now.launches += 1
+        else:
+            self._graph.launches += 1
+
+    def replayed(self, graph: Graph) -> None:
+        """Count a replay, and check that what the graph reads is still there."""
+        self.now.launches += 1
+        self.now.captured += graph.launches
+        self.now.replays += 1
+        if any(weak.expired() for weak in graph.read.values()):
+            self.wrong("a captured region reads memory that was freed")
+
+    def read(self, tensors: list[Any]) -> None:
+        """Note which memory a graph under capture reads that is not its own."""
+        if self._graph is None:
+            return
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if not self._pool.holds(storage):
+                self._graph.read[storage._cdata] = StorageWeakRef(storage)
+
+    def uncapturable(self, what: str) -> None:
+        """Note what must not happen while a graph is captured."""
+        if self._graph is not None:
+            self.wrong(f"a captured region has {what}")
+
     def waits(self, what: str) -> None:
         """Note that the host waits for the device."""
+        self.uncapturable(f"a wait ({what})")
         self.now.waits[f"{what} at {_place()}"] += 1
 
     def copied(self, source: Any, target: str, *, blocking: bool) -> None:
         """Note a copy between host and device; a blocking one is a wait as well."""
         what = f"{source.numel() * source.element_size():,} bytes to {target}"
+        self.uncapturable(f"a copy of {what}")
         self.now.copies[f"{what} at {_place()}"] += 1
         if blocking:
             self.waits(f"blocking copy of {what}")
@@ -144,27 +262,20 @@ class Ledger:
         return [what for counts in self.counts.values() for what in counts.errors]
 
     def hold(self, tensors: list[Any]) -> None:
-        """Count the bytes of new storages."""
-        from torch.multiprocessing.reductions import StorageWeakRef
-
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            number, size = storage._cdata, storage.nbytes()
-            if number in self._held:
-                if not self._held[number][0].expired():
-                    continue
-                self._live -= self._held.pop(number)[1]
-            self._held[number] = (StorageWeakRef(storage), size)
-            self._live += size
-        if self._live > self.now.peak:
-            for number in [number for number, (weak, _) in self._held.items() if weak.expired()]:
-                self._live -= self._held.pop(number)[1]
-            self.now.peak = max(self.now.peak, self._live)
+        """Count the bytes of new storages: those of a graph under capture in the pool, which keeps what it ever held."""
+        if self._graph is None:
+            self._memory.add([one for one in tensors if not self._pool.holds(one.untyped_storage())])
+        else:
+            self._pool.add(tensors)
+        if self._memory.live + self._pool.peak > self.now.peak:
+            self._memory.forget()
+            self.now.peak = max(self.now.peak, self._memory.live + self._pool.peak)
 
     def summary(self, phase: str) -> str:
         """Return the counts of a phase, per step, and every wait and copy."""
         counts, steps = self.counts[phase], max(1, self.steps if phase == "step" else 1)
-        lines = [f"{phase}: {counts.launches / steps:.0f} launches, peak {counts.peak / 1e6:.1f} MB"]
+        captured = f" ({counts.captured / steps:.0f} in {counts.replays / steps:.1f} graphs)" if counts.replays else ""
+        lines = [f"{phase}: {counts.launches / steps:.0f} launches{captured}, peak {counts.peak / 1e6:.1f} MB"]
         for name in ("waits", "copies", "errors"):
             lines += [f"  {name} {n / steps:.2f} {what}" for what, n in getattr(counts, name).most_common()]
         return "\n".join(lines)
@@ -188,13 +299,13 @@ def fake_cuda() -> Iterator[Ledger]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     ledger = Ledger()
-    with _torch_as_with_cuda(), FakeTensorMode(allow_non_fake_inputs=True), _dispatching(ledger), _calling(ledger):
+    with _torch_as_with_cuda(ledger), FakeTensorMode(allow_non_fake_inputs=True), _dispatching(ledger), _calling(ledger):
         yield ledger
 
 
 @contextlib.contextmanager
-def _torch_as_with_cuda() -> Iterator[None]:
-    """Give torch generators of the device, and let optimisers use their fused and foreach forms, as on CUDA."""
+def _torch_as_with_cuda(ledger: Ledger) -> Iterator[None]:
+    """Give torch generators and graphs of the device, and let optimisers use their fused and foreach forms, as on CUDA."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.optim import optimizer
@@ -220,14 +331,36 @@ def _torch_as_with_cuda() -> Iterator[None]:
         def __new__(cls, device: Any = "cpu") -> Any:
             return OfDevice() if torch.device(device).type == "cuda" else plain(device)
 
+    @contextlib.contextmanager
+    def stream(which: Stream) -> Iterator[None]:
+        before, ledger.phase = ledger.phase, "recording"
+        try:
+            yield
+        finally:
+            ledger.phase = before
+
+    of_graphs = {
+        "CUDAGraph": lambda: Graph(ledger),
+        "Stream": Stream,
+        "stream": stream,
+        "current_stream": Stream,
+        "graph_pool_handle": object,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+    }
+    without = {name: getattr(torch.cuda, name) for name in of_graphs}
     types_with_foreach = optimizer._foreach_supported_types
     torch.Generator = Generator  # type: ignore[misc]
     # Tensors of inference mode cannot be fake.
     torch.inference_mode = lambda mode=True: torch.no_grad() if mode else contextlib.nullcontext()  # type: ignore
     types_with_foreach.append(FakeTensor)
+    for name, value in of_graphs.items():
+        setattr(torch.cuda, name, value)
     try:
         yield
     finally:
+        for name, value in without.items():
+            setattr(torch.cuda, name, value)
         torch.Generator, torch.inference_mode = plain, inference_mode  # type: ignore[misc]
         types_with_foreach.remove(FakeTensor)
 
@@ -252,7 +385,9 @@ def _dispatching(ledger: Ledger) -> Any:
             if (answer := _asked(ledger, name, args, kwargs, leaves)) is not None:
                 return answer[0]
             view = any(out.alias_info is not None and not out.alias_info.is_write for out in func._schema.returns)
-            ledger.now.launches += not view and name not in _NO_LAUNCH
+            if not view and name not in _NO_LAUNCH:
+                ledger.launched()
+            ledger.read([leaf for leaf in leaves if _of_device(leaf)])
             try:
                 result = func(*args, **kwargs)
             except Exception as error:
@@ -314,7 +449,10 @@ def _calling(ledger: Ledger) -> Any:
                 target = first if kwargs.get("device") is None else torch.device(kwargs["device"])
                 if target.type != generator.device.type:
                     ledger.wrong(f"generator of {generator.device} for a tensor on {target}")
+                if ledger.capturing and not any(generator is known for known in ledger.capturing.generators):
+                    ledger.uncapturable(f"a generator of {generator.device.type} that it does not know")
             if func is torch.Tensor.pin_memory:
+                ledger.uncapturable("memory of the host that is pinned")
                 return args[0].clone()
             if args and _of_device(args[0]):
                 if func is torch.Tensor.tolist:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bpcbench_bpc.problem import Problem
+from bpcbench_bpc.problem import Augmented, Problem
 from bpcbench_torch.flat import FlatNetwork
 
 
@@ -30,7 +30,7 @@ def make_problem():
             "classes": torch.tensor([0, 1, 2, 0]),
             "logits": torch.randn(4, 3, dtype=torch.float64, requires_grad=True) if learned_labels else None,
             "rate": torch.tensor(rate, dtype=torch.float64, requires_grad=True),
-            "augment": lambda images: images,
+            "choose": Augmented,
             "normal": lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64),
             "real": lambda: (torch.ones(1, 1, 4, 4, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)),
             "examples": 1,

@@ -18,7 +18,7 @@ from bpcbench_bpc.contrastive import Contrastive
 from bpcbench_bpc.forward_kl import ForwardKL
 from bpcbench_bpc.function_space import FunctionSpace
 from bpcbench_bpc.method import TrajectoryMethod
-from bpcbench_bpc.problem import Problem
+from bpcbench_bpc.problem import Augmented, Problem
 from bpcbench_bpc.reverse_kl import ReverseKL
 from bpcbench_bpc.trajectories import Trajectories
 from bpcbench_bpc.wasserstein import Wasserstein
@@ -53,7 +53,7 @@ def meta_problem(network: ConvIN | ConvBN, learned: bool) -> Problem:
             classes=torch.zeros(6, dtype=torch.int64),
             logits=torch.empty(6, 3, requires_grad=True) if learned else None,
             rate=torch.empty((), requires_grad=True),
-            augment=lambda images: images * 1.0,
+            choose=Augmented,
             normal=lambda *shape: torch.empty(shape, device="meta"),
             real=lambda: (torch.empty(6, 1, 8, 8, device="meta"), torch.zeros(6, dtype=torch.int64, device="meta")),
             examples=100,

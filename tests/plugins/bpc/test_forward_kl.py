@@ -126,7 +126,7 @@ def test_official_augmentations_compound(make_problem):
         seen.append(float(images.detach().abs().max() / top))
         return 2 * images
 
-    problem = make_problem(augment=augment)
+    problem = make_problem(choose=lambda: augment)
     top = problem.images.detach().abs().max()
     Contrastive(preset="official", inner_steps=3).estimate(problem)
     assert seen == [1, 2, 4, 1]
