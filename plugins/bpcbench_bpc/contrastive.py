@@ -78,8 +78,6 @@ class Contrastive(TrajectoryMethod):
             minus, below = slopes(problem.network, negative[None], x, y, self.energy)
             return plus - minus, *pulled(x, y, [a - b for a, b in zip(above, below, strict=True)], leaves)
 
-        loss, *gradients = problem.regions(
-            ("contrast", distortion), region, [positive, negative], fixed=problem.fixed
-        )
+        loss, *gradients = problem.regions(("contrast", distortion), region, [positive, negative], fixed=problem.fixed)
         moved = torch.linalg.vector_norm(negative - start)
         return Estimate(gradients, values={"loss": problem.regions.own(loss), "moved": moved})

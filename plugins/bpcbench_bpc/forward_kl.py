@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from bpcbench.api import option
 from bpcbench_bpc.method import TrajectoryMethod
+from bpcbench_bpc.together import chunks, together
 from bpcbench_torch.memory import DIFFERENTIATED, Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from bpcbench_bpc.problem import Distortion, Estimate, Problem
+
+    Ends = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,23 +38,34 @@ class ForwardKL(TrajectoryMethod):
 
     sigma: float = option(0.01, "standard deviation of the parameter noise")
     draws: int = option(30, "S: noise draws per iteration")
-    chunk: int = option(1, "draws computed together by vmap, for GPUs")
+    chunk: int = option(1, "draws whose noise is drawn at once, and that are computed together by vmap")
+    together: int | None = option(
+        None,
+        "draws computed together, with the noise of chunks; none: a chunk, on a GPU as many as fit in 2 GB",
+        key=False,
+    )
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
         super().__post_init__()
         if self.sigma < 0 or self.draws < 1 or self.chunk < 1:
             raise ValueError("sigma must not be negative, draws and chunk must be at least 1")
+        if self.together is not None and self.together < 1:
+            raise ValueError(f"together must be at least 1, got {self.together}")
 
     def passes(self) -> int:
         """Return the steps of the inner SGD and the draws around either end."""
         return self.inner_steps + 2 * self.draws
 
     def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
-        """Return those of a chunk of draws; memory does not grow with their number."""
-        parameters = (2 * self.chunk + 4) * these.parameters
+        """Return those of the draws that are computed together on a GPU, which may be more than on a CPU."""
+        numbers = partial(self._numbers, these=these, augmented=augmented)
+        return numbers(together(self.together, chunk=self.chunk, draws=self.draws, gpu=True, numbers=numbers))
+
+    def _numbers(self, count: int, these: Sizes, *, augmented: bool) -> float:
+        parameters = (2 * count + 4) * these.parameters
         copies = these.rows * these.pixels * (2 + DIFFERENTIATED * augmented)
-        return self.chunk * (these.rows * these.one.gradient + copies) + parameters
+        return count * (these.rows * these.one.gradient + copies) + parameters
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient above."""
@@ -63,33 +78,98 @@ class ForwardKL(TrajectoryMethod):
         start, target = problem.window(0), problem.window(self.ahead)
         (fitted,) = descend(problem, start, self.inner_steps)
         ends = regions.hold("fitted", fitted), regions.hold("target", target)
+        size = self._size(problem)
         total, loss = None, fitted.new_zeros(())
-        for first in range(0, self.draws, self.chunk):
-            count = min(self.chunk, self.draws - first)
-            distortions = tuple(problem.choose() for _ in range(count))
-            region = self._terms(problem, *ends, distortions)
-            apart, *gradients = regions(("fkl", distortions), region, fixed=[*ends, *problem.fixed])
+        for first in range(0, self.draws, size):
+            counts = chunks(first, size, self.chunk, self.draws)
+            apart, *gradients = (self._chunk if len(counts) == 1 else self._chunks)(problem, ends, counts)
             total = add(total, [regions.own(one) for one in gradients] if total is None else gradients)
             loss += apart
         assert total is not None
         moved, distance = (torch.linalg.vector_norm(end - start) for end in (fitted, target))
         return Estimate(total, values={"loss": loss, "moved": moved, "distance": distance})
 
-    def _terms(
-        self, problem: Problem, fitted: Tensor, target: Tensor, distortions: Sequence[Distortion]
-    ) -> Callable[[], tuple[Tensor, ...]]:
-        """Return the region of some draws: their share of the loss and of the gradients of the learned tensors."""
+    def _size(self, problem: Problem) -> int:
+        these, numbers = problem.sizes, None
+        if these is not None:
+            numbers = partial(self._numbers, these=these, augmented=True)
+        gpu = problem.images.is_cuda
+        return together(self.together, chunk=self.chunk, draws=self.draws, gpu=gpu, numbers=numbers)
+
+    def _chunk(self, problem: Problem, ends: Ends, counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the share of a chunk of draws of the loss, and of the gradients of the learned tensors."""
         import torch
 
-        from bpcbench_bpc.energy import slopes
         from bpcbench_bpc.problem import pulled
+
+        distortions = tuple(problem.choose() for _ in range(counts[0]))
 
         def region() -> tuple[Tensor, ...]:
             leaves, y = problem.copies()
             x = torch.stack([distortion(leaves[0]) for distortion in distortions])
-            minus, below = slopes(problem.network, problem.around(fitted, self.sigma, len(x)), x, y)
-            plus, above = slopes(problem.network, problem.around(target, self.sigma, len(x)), x, y)
-            both = tuple((a - b) / self.draws for a, b in zip(above, below, strict=True))
-            return (plus - minus) / self.draws, *pulled(x, y, both, leaves)
+            apart, slopes = self._terms(problem, x, y, *(problem.around(end, self.sigma, len(x)) for end in ends))
+            return apart, *pulled(x, y, slopes, leaves)
 
-        return region
+        return problem.regions(("fkl", distortions), region, fixed=[*ends, *problem.fixed])
+
+    def _chunks(self, problem: Problem, ends: Ends, counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the same for several chunks at a time.
+
+        A region of all of it would depend on what every draw has drawn, so each augmentation is a region of its own.
+        """
+        import torch
+
+        from bpcbench_bpc.problem import add
+
+        regions, drawn, noisy = problem.regions, [], []
+        for count in counts:
+            for distortion in [problem.choose() for _ in range(count)]:
+                seen, *numbers = (regions.own(one) for one in _augment(problem, distortion))
+                drawn.append((distortion, seen, numbers))
+            noisy.append([regions.own(thetas) for thetas in self._noisy(problem, ends, count)])
+        low, high = (torch.cat(side) for side in zip(*noisy, strict=True))
+
+        def region(x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
+            leaves, y = problem.copies()
+            apart, slopes = self._terms(problem, x, y, low, high)
+            return apart, slopes[0], *(torch.autograd.grad(y, leaves[1:], slopes[1:]) if len(leaves) > 1 else ())
+
+        stacked = torch.stack([seen for _, seen, _ in drawn])
+        apart, slopes, *others = regions(("fkl", "together"), region, [stacked, low, high], problem.fixed)
+        total: list[Tensor] | None = None
+        for (distortion, _, numbers), slope in zip(drawn, slopes, strict=True):
+
+            def back(slope: Tensor, *numbers: Tensor, distortion: Distortion = distortion) -> tuple[Tensor, ...]:
+                leaf = problem.images.detach().requires_grad_()
+                return tuple(torch.autograd.grad(distortion.repeated(leaf, numbers), leaf, slope))
+
+            found = regions(("fkl", "back", distortion), back, [slope, *numbers], problem.fixed)
+            total = add(total, [regions.own(found[0])] if total is None else list(found))
+        assert total is not None
+        return apart, *total, *others
+
+    def _noisy(self, problem: Problem, ends: Ends, count: int) -> tuple[Tensor, ...]:
+        """Return a chunk of draws around either end."""
+
+        def region() -> tuple[Tensor, ...]:
+            return tuple(problem.around(end, self.sigma, count) for end in ends)
+
+        return problem.regions(("fkl", "noise", count), region, fixed=ends)
+
+    def _terms(self, problem: Problem, x: Tensor, y: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the share of some draws of the loss, and of the gradients in their images and targets."""
+        from bpcbench_bpc.energy import slopes
+
+        minus, below = slopes(problem.network, low, x, y)
+        plus, above = slopes(problem.network, high, x, y)
+        return (plus - minus) / self.draws, [(a - b) / self.draws for a, b in zip(above, below, strict=True)]
+
+
+def _augment(problem: Problem, distortion: Distortion) -> tuple[Tensor, ...]:
+    """Return the images under an augmentation, and its random numbers."""
+
+    def region() -> tuple[Tensor, ...]:
+        x, numbers = distortion.recorded(problem.images.detach())
+        return x, *numbers
+
+    return problem.regions(("augmented", distortion), region, fixed=problem.fixed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bpcbench.api import option
+from bpcbench_bpc.graphs import graphs_used, kept_graphs
 from bpcbench_bpc.method import TrajectoryMethod
 from bpcbench_bpc.trajectories import Trajectories
 from bpcbench_torch.memory import Sizes, unrolled
@@ -48,7 +49,9 @@ class FunctionSpace(TrajectoryMethod):
     variant: Literal["coreset", "real"] = option("coreset", "where functions are compared: at u, or at real images")
     batch: int = option(256, "real images per iteration of the variant `real`")
     graphs: int | None = option(
-        None, "variant `real`: inner steps whose graph is kept; the others are recomputed; none: all", key=False
+        None,
+        "variant `real`: inner steps whose graph is kept, others are recomputed; none: what fits in 4 GB, 0 on a GPU",
+        key=False,
     )
 
     def __post_init__(self) -> None:
@@ -87,7 +90,8 @@ class FunctionSpace(TrajectoryMethod):
             beside = max(0.0, these.one.kept + these.one.forward - these.one.gradient)
             return super().estimate_numbers(these, augmented=augmented) + these.rows * beside + points
         at_real = self.batch * these.one.gradient
-        return max(unrolled(these, self.inner_steps, self.graphs, augmented=augmented), at_real) + points
+        graphs = kept_graphs(these, self.inner_steps, augmented=augmented) if self.graphs is None else self.graphs
+        return max(unrolled(these, self.inner_steps, graphs, augmented=augmented), at_real) + points
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient of L, or of the KL of the variant `real`."""
@@ -147,7 +151,8 @@ class FunctionSpace(TrajectoryMethod):
         from bpcbench_bpc.inner import Unrolled
         from bpcbench_bpc.problem import Estimate
 
-        unrolled = Unrolled(problem, start, self.inner_steps, graphs=self.graphs)
+        graphs = graphs_used(self.graphs, problem, self.inner_steps)
+        unrolled = Unrolled(problem, start, self.inner_steps, graphs=graphs)
         chain = torch.stack(unrolled.last(self.points))
         images, _ = problem.real()
 

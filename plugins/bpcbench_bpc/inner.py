@@ -36,9 +36,7 @@ def descend(
         def step(theta: Tensor, *before: Tensor, distortion: Distortion = distortion) -> tuple[Tensor, ...]:
             x = distortion(before[0] if compounding else problem.images.detach())
             leaf = theta.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(
-                energy(problem.network(leaf, x), problem.targets().detach(), kind), leaf
-            )
+            (gradient,) = torch.autograd.grad(energy(problem.network(leaf, x), problem.targets().detach(), kind), leaf)
             theta = leaf.detach() - problem.rate.detach() * gradient
             if noise:
                 theta += noise * problem.normal(problem.network.size)
@@ -79,7 +77,7 @@ class _Graph:
         return cls(x, y, inputs, torch.autograd.grad(loss, inputs[0], create_graph=True)[0])
 
     def pull(self, rate: Tensor, adjoint: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return the change of the adjoint, and the gradients of the rate, with the opposite sign, and of the leaves."""
+        """Return the change of the adjoint, and the gradients of the rate (with its sign changed) and the leaves."""
         along = self.gradient.detach() @ adjoint
         moved, *slopes = torch.autograd.grad(self.gradient, self.inputs, -rate * adjoint)
         return moved, along, pulled(self.x, self.y, slopes, leaves)
@@ -91,8 +89,8 @@ class Unrolled:
     Each step has its own graph, and `pull` chains them by hand. With g the step's gradient and l the adjoint,
     l <- l - rate * d<g, l>/dtheta, while -rate * d<g, l>/du and -<g, l> go to the images and the rate. So the graphs of
     all but the last `graphs` steps can be dropped and rebuilt when needed, from the step's start and the random numbers
-    of its augmentation. The results are bitwise equal; each dropped graph saves its memory and costs one more forward and
-    backward pass. A step whose graph is dropped is a region, and so is pulling back through it.
+    of its augmentation. The results are bitwise equal; each dropped graph saves its memory and costs one more forward
+    and backward pass. A step whose graph is dropped is a region, and so is pulling back through it.
     """
 
     def __init__(self, problem: Problem, theta: Tensor, steps: int, *, graphs: int | None = None) -> None:

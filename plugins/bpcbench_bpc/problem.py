@@ -32,7 +32,7 @@ class Distortion(Protocol):
 class Augmented:
     """An augmentation with its generator: by default, none. The operation of its mode `one` must have been drawn."""
 
-    augmentation: Augmentation = Augmentation()
+    augmentation: Augmentation = field(default_factory=Augmentation)
     generator: torch.Generator | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -55,11 +55,10 @@ class Problem:
     """The current coreset, one window of an expert's trajectory, and the sources of randomness.
 
     `images` and, if labels are learned, `logits` are leaves that require a gradient; `classes` are the int64 labels.
-    `window(e)` is the expert e epochs after the window's start. `rate` is the step size of the inner SGD. `choose` draws
-    a new augmentation at every call, `normal(*shape)` standard normal numbers, `real()` a batch of training images and
-    labels; `examples` is their total number. `regions` calls the parts of an estimate that a GPU can replay: the leaves,
-    the classes and what is drawn are at fixed addresses from one iteration to the next. `sizes` are those on which memory
-    depends, if they are known.
+    `window(e)` is the expert e epochs after the window's start. `rate` is the step size of the inner SGD. `choose`
+    draws a new augmentation at every call, `normal(*shape)` standard normal numbers, `real()` a batch of training
+    images and labels; `examples` is their total number. `regions` calls the parts of an estimate that a GPU can replay;
+    leaves, classes and rate are the same tensors in all iterations. Memory depends on the `sizes`, if they are known.
     """
 
     network: FlatNetwork

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from bpcbench.api import option
 from bpcbench_bpc.method import TrajectoryMethod
+from bpcbench_bpc.together import GPU_BYTES, chunks, together
 from bpcbench_bpc.trajectories import Trajectories
-from bpcbench_torch.memory import Sizes
+from bpcbench_torch.memory import FLOAT, Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,13 +42,20 @@ class ReverseKL(TrajectoryMethod):
     sigma: float = option(0.01, "standard deviation of the parameter noise")
     draws: int = option(30, "S: noise draws per iteration")
     batch: int = option(1000, "B: real images per iteration")
-    chunk: int = option(1, "draws computed together by vmap, for GPUs")
+    chunk: int = option(1, "draws whose noise is drawn at once, and that are computed together by vmap")
+    together: int | None = option(
+        None,
+        "draws computed together, with the noise of chunks; none: a chunk, on a GPU as many as fit in 2 GB",
+        key=False,
+    )
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
         super().__post_init__()
         if not self.sigma > 0 or self.draws < 2 or self.chunk < 1 or self.batch < 1:
             raise ValueError("sigma must be above 0, draws at least 2, chunk and batch at least 1")
+        if self.together is not None and self.together < 1:
+            raise ValueError(f"together must be at least 1, got {self.together}")
 
     def image_momentum(self) -> float:
         """Return the momentum, which is 0 in the public code."""
@@ -68,11 +78,37 @@ class ReverseKL(TrajectoryMethod):
         return self.draws * self.batch
 
     def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
-        """Return those of a chunk of draws of the real batch or of the coreset, and of the covariance."""
-        parameters = (self.chunk + 5) * these.parameters
-        real = self.chunk * min(self.batch, _ROWS) * these.one.forward
-        pseudo = self.chunk * these.rows * (these.one.gradient + 2 * these.pixels)
-        return max(real, pseudo) + 3 * these.rows * these.pixels + parameters
+        """Return those of the covariance, and of real images or coreset under the draws that a GPU computes together.
+
+        On a CPU these may be fewer.
+        """
+        numbers = partial(self._numbers, these=these)
+        count = together(self.together, chunk=self.chunk, draws=self.draws, gpu=True, numbers=numbers)
+        real = count * min(self.batch, self._rows(count, these, gpu=True)) * these.one.forward
+        return max(real, numbers(count)) + 3 * these.rows * these.pixels + 5 * these.parameters
+
+    def _numbers(self, count: int, these: Sizes) -> float:
+        return count * (these.rows * (these.one.gradient + 2 * these.pixels) + these.parameters)
+
+    def _rows(self, count: int, these: Sizes, *, gpu: bool) -> int:
+        """Return the real images per forward pass: as many as suit a CPU, or as fit in the memory for draws."""
+        if count == self.chunk and not gpu:
+            return _ROWS
+        return max(1, int(GPU_BYTES / FLOAT / count / these.one.forward))
+
+    def _size(self, problem: Problem) -> tuple[int, int]:
+        """Return how many draws are computed together, and how many real images per forward pass."""
+        these, gpu, row_wise = problem.sizes, problem.images.is_cuda, problem.network.row_wise
+        draw = partial(together, self.together, chunk=self.chunk, draws=self.draws, gpu=gpu)
+        if these is None:
+            return draw(numbers=None), self.batch if gpu or not row_wise else _ROWS
+
+        def numbers(count: int) -> float:
+            whole = 0.0 if row_wise else count * self.batch * these.one.forward
+            return max(self._numbers(count, these), whole)
+
+        count = draw(numbers=numbers)
+        return count, self._rows(count, these, gpu=gpu) if row_wise else self.batch
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient above."""
@@ -87,17 +123,18 @@ class ReverseKL(TrajectoryMethod):
         images, labels = (regions.hold(name, batch) for name, batch in zip(("x", "y"), problem.real(), strict=True))
         own = len(problem.images) / problem.examples if not self.official else 1.0
         covariance, base = Covariance(), None
-        for first in range(0, self.draws, self.chunk):
-            count = min(self.chunk, self.draws - first)
+        size, rows = self._size(problem)
+        for first in range(0, self.draws, size):
+            counts = chunks(first, size, self.chunk, self.draws)
 
-            def region(count: int = count) -> tuple[Tensor, ...]:
-                thetas = problem.around(fitted, self.sigma, count)
+            def region(counts: Sequence[int] = counts) -> tuple[Tensor, ...]:
+                noisy = [problem.around(fitted, self.sigma, count) for count in counts]
+                thetas = noisy[0] if len(noisy) == 1 else torch.cat(noisy)
                 pseudo, slopes = _pseudo(problem, thetas)
-                return _log_likelihoods(problem.network, thetas, images, labels), pseudo, *slopes
+                return _log_likelihoods(problem.network, thetas, images.split(rows), labels), pseudo, *slopes
 
-            real, pseudo, *slopes = regions(
-                ("rkl", count), region, fixed=[fitted, images, labels, *problem.fixed]
-            )
+            fixed = [fitted, images, labels, *problem.fixed]
+            real, pseudo, *slopes = regions(("rkl", *counts), region, fixed=fixed)
             # Subtracting a constant per example leaves the covariance unchanged and preserves float32 precision.
             base = (regions.own(real[0]), regions.own(pseudo[0])) if base is None else base
             covariance.add(own * (pseudo - base[1]).mean(1) - (real - base[0]).mean(1), slopes)
@@ -143,13 +180,12 @@ class Covariance:
         return [array / divisor for array in self.sums]
 
 
-def _log_likelihoods(network: FlatNetwork, thetas: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the log-likelihood of each image of a batch under each draw, (draws, batch)."""
+def _log_likelihoods(network: FlatNetwork, thetas: Tensor, parts: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Return the log-likelihood of each image of a batch, in parts, under each draw, (draws, batch)."""
     import torch
 
     from bpcbench_bpc.energy import outputs
 
-    parts = images.split(_ROWS) if network.row_wise and not images.is_cuda else (images,)
     with torch.no_grad():
         logits = torch.cat([outputs(network, thetas, part) for part in parts], 1)
     log_probs = torch.log_softmax(logits, -1)

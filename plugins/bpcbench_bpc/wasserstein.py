@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from bpcbench.api import option
+from bpcbench_bpc.graphs import graphs_used, kept_graphs
 from bpcbench_bpc.method import TrajectoryMethod
 from bpcbench_torch.memory import Sizes, unrolled
 
@@ -32,7 +33,9 @@ class Wasserstein(TrajectoryMethod):
 
     rate_lr: float = option(1e-5, "learning rate of the inner step size")
     graphs: int | None = option(
-        None, "inner steps whose graph is kept; the others are recomputed; none: all", key=False
+        None,
+        "inner steps whose graph is kept; the others are recomputed; none: what fits in 4 GB, 0 on a GPU",
+        key=False,
     )
 
     def __post_init__(self) -> None:
@@ -56,7 +59,8 @@ class Wasserstein(TrajectoryMethod):
 
     def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
         """Return those of the unrolled steps: the graphs that are kept, and one that is pulled back through."""
-        return unrolled(these, self.inner_steps, self.graphs, augmented=augmented)
+        graphs = kept_graphs(these, self.inner_steps, augmented=augmented) if self.graphs is None else self.graphs
+        return unrolled(these, self.inner_steps, graphs, augmented=augmented)
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradients of L."""
@@ -64,7 +68,8 @@ class Wasserstein(TrajectoryMethod):
         from bpcbench_bpc.problem import Estimate
 
         start, target = problem.window(0), problem.window(self.ahead)
-        unrolled = Unrolled(problem, start, self.inner_steps, graphs=self.graphs)
+        graphs = graphs_used(self.graphs, problem, self.inner_steps)
+        unrolled = Unrolled(problem, start, self.inner_steps, graphs=graphs)
         squared_distance = (start - target).square().sum()
         error = unrolled.theta - target
         loss = error.square().sum() / squared_distance

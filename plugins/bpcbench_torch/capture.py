@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Region = Callable[..., tuple[Tensor, ...]]
-"""A function of tensors. Its shapes, its kernels and their order depend on its key and on the shapes of its arguments."""
+"""A function of tensors. Its shapes, kernels and their order depend on its key and on the shapes of its arguments."""
 
 
 def capturable(device: str | torch.device) -> bool:
@@ -20,13 +20,13 @@ def capturable(device: str | torch.device) -> bool:
 
 
 class Regions:
-    """Calls functions of tensors: on a GPU by replaying their CUDA graphs, elsewhere as they are, with the same results.
+    """Calls functions of tensors: on a GPU by replaying their CUDA graphs, elsewhere as they are; results are the same.
 
-    A region must not read values of the device on the host, copy from or to the host, use generators of the CPU, or keep
-    a graph of autograd beyond its end; random numbers come from `generators`, which a replay advances like the kernels
-    themselves would. What a captured region returns lies at fixed addresses and is overwritten by the next call with the
-    same key: `own` makes a copy where it must last longer. A region that cannot be captured is a warning, and from then
-    on all are called as they are.
+    A region must not read values of the device on the host, copy from or to the host, use generators of the CPU, or
+    keep a graph of autograd beyond its end; random numbers come from `generators`, which a replay advances like the
+    kernels themselves would. What a captured region returns lies at fixed addresses and is overwritten by the next call
+    with the same key: `own` makes a copy where it must last longer. A region that cannot be captured is a warning, and
+    from then on all are called as they are.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Regions:
     ) -> tuple[Tensor, ...]:
         """Return region(*inputs).
 
-        `inputs` may be other tensors at every call and are copied to where the graph reads. `fixed` are tensors that the
-        function refers to, whose values may change; if they are other tensors than before, it is captured again. What
-        else it refers to must stay as it is.
+        `inputs` may be other tensors at every call and are copied to where the graph reads. `fixed` are tensors that
+        the function refers to, whose values may change; if they are other tensors than before, it is captured again.
+        What else it refers to must stay as it is.
         """
         if not self.captured:
             return region(*inputs)

@@ -100,10 +100,12 @@ def predicted(these: Sizes) -> float:
 def unrolled(these: Sizes, steps: int, graphs: int | None, *, augmented: bool) -> float:
     """Return the numbers of SGD steps on all rows that are differentiated: all graphs kept, or the last `graphs`.
 
-    A step whose graph is dropped leaves its parameters and its augmented images.
+    A step whose graph is dropped leaves its parameters and the random numbers of its augmentation, at most those of
+    noise on all images.
     """
     kept = steps if graphs is None else min(steps, graphs)
-    every = steps * (2 * these.parameters + these.rows * these.pixels * (1 + 2 * augmented))
+    every = kept * (2 * these.parameters + these.rows * these.pixels * (1 + 2 * augmented))
+    every += (steps - kept) * (these.parameters + these.rows * these.pixels * augmented)
     one = these.rows * these.one.second_kept + these.parameters
     beyond = these.rows * (these.one.second - these.one.second_kept) + 5 * these.parameters
     return every + max(1, kept) * one + beyond

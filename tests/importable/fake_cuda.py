@@ -8,10 +8,10 @@
 
 It tells whether devices are mixed, where the host waits for the device (`.item()`, a branch on a value, a blocking copy
 in either direction), and counts launches (operations that are neither views nor allocations), copies and the peak of
-live bytes. A CUDA graph counts as one launch per replay if it is safe to capture: nothing in it waits, copies from or to
-the host, pins memory or draws by a generator that it does not know, and what it reads still exists at every replay. Its
-memory is a pool that is never given back. What is done on a side stream, to record a graph, is the phase `recording`. Of
-values, of cuDNN, of the allocator and of speed it knows nothing: a value that is read is made up.
+live bytes. A CUDA graph counts as one launch per replay. It must be safe to capture: nothing in it waits, copies from
+or to the host, pins memory or draws by a generator that it does not know, and what it reads still exists at every
+replay. Its memory is a pool that is never given back. What happens on a side stream, to record a graph, is the phase
+`recording`. Of values, of cuDNN, of the allocator and of speed it knows nothing: a value that is read is made up.
 
 The device is registered in this process for good, so such tests run in a process of their own.
 """
@@ -262,7 +262,7 @@ class Ledger:
         return [what for counts in self.counts.values() for what in counts.errors]
 
     def hold(self, tensors: list[Any]) -> None:
-        """Count the bytes of new storages: those of a graph under capture in the pool, which keeps what it ever held."""
+        """Count the bytes of new storages; those of a graph under capture in the pool, which gives nothing back."""
         if self._graph is None:
             self._memory.add([one for one in tensors if not self._pool.holds(one.untyped_storage())])
         else:
@@ -299,13 +299,18 @@ def fake_cuda() -> Iterator[Ledger]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     ledger = Ledger()
-    with _torch_as_with_cuda(ledger), FakeTensorMode(allow_non_fake_inputs=True), _dispatching(ledger), _calling(ledger):
+    with (
+        _torch_as_with_cuda(ledger),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        _dispatching(ledger),
+        _calling(ledger),
+    ):
         yield ledger
 
 
 @contextlib.contextmanager
 def _torch_as_with_cuda(ledger: Ledger) -> Iterator[None]:
-    """Give torch generators and graphs of the device, and let optimisers use their fused and foreach forms, as on CUDA."""
+    """Give torch generators and graphs of the device, and let optimisers use their fused and foreach forms."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.optim import optimizer

@@ -1,7 +1,7 @@
 """Regions that are captured once and replayed give the results of calling them.
 
-There is no GPU here: `Replayed` does to a region what a CUDA graph does, on a CPU. It calls the function that was recorded,
-never the one that is passed later, on inputs at fixed addresses, and writes its results over those of the call before.
+`Replayed` does to a region on a CPU what a CUDA graph does on a GPU. It calls the function that was recorded, never the
+one that is passed later, on inputs at fixed addresses, and writes its results over those of the call before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ PLAN = Trajectories(network=ConvIN(width=4), epochs=4, batch=32)
 METHODS: dict[str, TrajectoryMethod] = {
     "rkl": ReverseKL(inner_steps=4, draws=4, batch=6),
     "rkl official": ReverseKL(preset="official", inner_steps=4, draws=5, batch=6, chunk=2, labels="learned"),
+    "rkl together": ReverseKL(inner_steps=4, draws=7, batch=6, chunk=2, together=4),
     "fkl": ForwardKL(inner_steps=4, draws=4),
+    "fkl together": ForwardKL(inner_steps=4, draws=7, chunk=2, together=5, labels="learned"),
     "fkl learned": ForwardKL(inner_steps=4, draws=3, labels="learned", augmentation="paper-each"),
     "w": Wasserstein(inner_steps=5, graphs=0),
     "w some": Wasserstein(inner_steps=5, graphs=2, labels="learned", augmentation="paper-all"),
@@ -190,8 +192,9 @@ def test_replays_advance_the_generator_on_a_gpu() -> None:
         def region(x: Tensor) -> tuple[Tensor]:
             return (x + torch.randn(3, generator=generator, device="cuda"),)
 
-        found = [regions("draw", region, [torch.zeros(3, device="cuda")])[0].tolist() for _ in range(4)]
+        zeros = torch.zeros(3, device="cuda")
+        found = [value for _ in range(4) for value in regions("draw", region, [zeros])[0].tolist()]
         assert regions.captured == enabled
-        return [*sum(found, []), *torch.randn(3, generator=generator, device="cuda").tolist()]
+        return [*found, *torch.randn(3, generator=generator, device="cuda").tolist()]
 
     assert drawn(True) == drawn(False)

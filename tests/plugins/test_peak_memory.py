@@ -76,8 +76,8 @@ METHODS = {
     "rcig, chunks and BatchNorm": Cell(
         RCIG(**LINEAR, network=ConvBN(width=64, depth=2, order="conv-first"), batch=64, chunk=20), 20, side=16
     ),
-    "bpc-rkl": Cell(ReverseKL(**TRAJECTORY, draws=2, batch=64), 5),
-    "bpc-fkl": Cell(ForwardKL(**TRAJECTORY, draws=2), 5),
+    "bpc-rkl": Cell(ReverseKL(**TRAJECTORY, draws=2, batch=64, together=1), 5),
+    "bpc-fkl": Cell(ForwardKL(**TRAJECTORY, draws=2, together=1), 5),
     "bpc-w": Cell(Wasserstein(**TRAJECTORY), 5),
     "bpc-w, one graph": Cell(Wasserstein(**TRAJECTORY, graphs=1), 5),
     "bpc-w, many steps": Cell(Wasserstein(**TRAJECTORY | {"inner_steps": 8}), 2),
@@ -92,7 +92,7 @@ METHODS = {
             "frepo": FRePo(**POOL, network=NARROW, batch=16, temperature_share=0),
             "rcig, chunks": RCIG(**LINEAR, network=ConvNN(width=4, order="conv-first"), batch=16, beta=0, chunk=4),
             "bpc-w": Wasserstein(**TRAJECTORY),
-            "bpc-fkl": ForwardKL(**TRAJECTORY, draws=2),
+            "bpc-fkl": ForwardKL(**TRAJECTORY, draws=2, together=1),
         }.items()
     },
 }
