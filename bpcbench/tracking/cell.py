@@ -39,7 +39,10 @@ def curve_points(kind: str, lines: list[dict[str, Any]], task: str = "") -> list
 
 @dataclass(frozen=True)
 class CellRun:
-    """Everything that is logged of a finished cell. Times are milliseconds since 1970."""
+    """Everything that is logged of a finished cell. Times are milliseconds since 1970.
+
+    It ended with its last score, and lasted as long as its prediction and its scores took together.
+    """
 
     params: Mapping[str, str]
     tags: Mapping[str, str]
@@ -55,6 +58,7 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
     if cell.group.notes:
         tags["notes"] = "; ".join(cell.group.notes)
     metrics: dict[str, float] = {}
+    usage: dict[str, float] = {}
     points: list[Point] = []
     parts = {"coreset": _present(store, cell.coresets), "predict": _predicted(store, cell)}
     for kind, artefacts in parts.items():
@@ -71,14 +75,14 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
         ):
             values = [float(a.meta[name]) for a in artefacts if a.meta.get(name) is not None]
             if values:
-                metrics[f"{USAGE}/{kind}_{cost}"] = combined(values)
+                usage[f"{USAGE}/{kind}_{cost}"] = combined(values)
         for artefact in artefacts:
             points += _thin(_curves(kind, artefact, cell.task(artefact.address.stage)))
     for role in ("method", "inference", "network"):
         for name, value in cell.group.plugins[role].options.items() if role in cell.group.plugins else ():
             params[f"option.{role}.{name}"] = json.dumps(value) if isinstance(value, dict | list) else str(value)
     if parts["coreset"]:
-        metrics[f"{USAGE}/coreset_bytes"] = sum(float(part.meta["coreset"]["bytes"]) for part in parts["coreset"])
+        usage[f"{USAGE}/coreset_bytes"] = sum(float(part.meta["coreset"]["bytes"]) for part in parts["coreset"])
     scores = {label: store.read(address) for label, address in cell.scores.items()}
     inputs = Counter(name for score in scores.values() for name in score.meta["metrics"])
     for label, score in scores.items():
@@ -87,12 +91,11 @@ def read_cell(cell: CellRecord, store: Store) -> CellRun:
             if np.isfinite(float(value)):
                 # Two evaluators may give a metric of one name; each then carries its evaluator's label.
                 metrics[allowed(name if inputs[name] == 1 else f"{label}/{name}")] = float(value)
-    committed = [milliseconds(score.meta["committed"]) for score in scores.values()]
-    # The coreset is shared, and may be much older: its time is a cost of its own.
-    spans = [_span(own) for own in parts["predict"] or parts["coreset"] if "started" in own.meta]
-    began = min([*(start for start, _ in spans), *committed])
-    ended = max([*(end for _, end in spans), *committed])
-    return CellRun(params, tags, metrics, tuple(points), began, ended)
+    # The coreset is shared, and its time is a cost of its own; a score may be much younger than its predictions.
+    own = [*(parts["predict"] or parts["coreset"]), *scores.values()]
+    took = round(1000 * sum(float(part.meta.get("seconds") or 0.0) for part in own))
+    ended = max(milliseconds(score.meta["committed"]) for score in scores.values())
+    return CellRun(params, tags, metrics | usage, tuple(points), ended - took, ended)
 
 
 def cell_params(cell: CellRecord) -> dict[str, str]:
@@ -103,13 +106,6 @@ def cell_params(cell: CellRecord) -> dict[str, str]:
         "evaluate_seed": str(cell.evaluate_seed),
         **({"class_order": cell.order} if cell.order else {}),
     }
-
-
-def _span(artefact: Artefact) -> tuple[int, int]:
-    """Return when a stage began and ended; commits are stamped in whole seconds, which may lie before the start."""
-    start = milliseconds(artefact.meta["started"])
-    seconds = float(artefact.meta.get("seconds") or 0.0)
-    return start, max(milliseconds(artefact.meta["committed"]), start + round(1000 * seconds))
 
 
 def milliseconds(moment: str) -> int:

@@ -355,7 +355,8 @@ class Book:
         self._write_cell(run_id, record, logged)
         self._log_dataset(run_id, cell.group.dataset)
         self.log_files(run_id, files)
-        self.client.set_terminated(run_id, "FINISHED", max(record.ended, began))
+        # A run that was followed began with the coreset, and then waited: it lasts as long as the others all the same.
+        self.client.set_terminated(run_id, "FINISHED", (began or record.began) + record.ended - record.began)
         self._finished[cell.key] = run_id
         self._forget_failures(cell.key)
 
@@ -364,8 +365,11 @@ class Book:
 
         params = [Param(name, value[:6000]) for name, value in record.params.items()]
         tags = [RunTag(name, value[:_TAG_LENGTH]) for name, value in record.tags.items()]
-        points = [*(p for p in record.points if (p[0], p[2]) not in logged)]
-        points += [(name, value, 0) for name, value in record.metrics.items()]
+        # MLflow lists metrics in the order in which it first saw them.
+        shown = [allowed(name) for name in self.manifest.shown]
+        names = sorted(record.metrics, key=lambda name: shown.index(name) if name in shown else len(shown))
+        points = [(name, record.metrics[name], 0) for name in names]
+        points += [p for p in record.points if (p[0], p[2]) not in logged]
         metrics = [Metric(name, value, record.ended, step) for name, value, step in points]
         # One transaction for all of it, where it fits.
         room = BATCH - len(params[:100]) - len(tags[:100])

@@ -25,6 +25,7 @@ from bpcbench.tracking.names import (
     allowed,
     block_metric,
     block_name,
+    group_name,
     varying,
 )
 
@@ -32,11 +33,13 @@ VIEW_TAG = "mlflow.sharedViewState."
 _CREATED = 1735689600000
 """A fixed time, so that an unchanged view is an unchanged tag."""
 
+_NAME = "attributes.`Run Name`"
 _DURATION = "duration"
-"""A column that is always there; only its position can be chosen."""
+"""Columns that are always there; only their positions and widths can be chosen."""
+_DATASET = "attributes.`Dataset`"
 _MOST_RUNS = 500
 """How many runs a chart shows; more than a table has lines."""
-_WIDTHS = {"metrics": 92, "params": 80, "tags": 140}
+_WIDTHS = {"metrics": 92, "params": 80, "tags": 140, "attributes": 140}
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,14 @@ def saved_views(manifest: Manifest) -> tuple[SavedView, ...]:
     higher = [metric.direction != "lower" for metric in manifest.metrics if shown and metric.name == manifest.shown[0]]
     cells_ascending = not (higher[0] if higher else True)
     results = [*means, _column("metrics", "n"), *ranks]
+    cells = [*cell_metrics, *labels, *seeds, _DATASET]
+    line = max((len(group_name(group, axes)) for group in manifest.groups), default=0)
+    wide, wider = _name_width(line), _name_width(line + len(" seed 0.0"))
     return (
-        SavedView("results", "Results", _state(summary, results, order, ascending=True)),
+        SavedView("results", "Results", _state(summary, results, order, ascending=True, name=wide)),
         SavedView("charts", "Charts", _charts(manifest, summary, shown, axes, order), "CHART"),
-        SavedView("cells", "Cells", _state(cell, [*labels, *seeds, *cell_metrics], first, ascending=cells_ascending)),
-        SavedView("costs", "Costs", _state(cell, costs, costs[0], ascending=False, first=(_DURATION,))),
+        SavedView("cells", "Cells", _state(cell, cells, first, ascending=cells_ascending, name=wider)),
+        SavedView("costs", "Costs", _state(cell, costs, costs[0], ascending=False, name=wider, first=(_DURATION,))),
     )
 
 
@@ -101,14 +107,19 @@ def _column(kind: str, name: str) -> str:
     return f"{kind}.`{name}`"
 
 
+def _name_width(letters: int) -> int:
+    """Return how many pixels wide the column of names is: as wide as MLflow's own, or as the longest name needs."""
+    return min(max(190, 7 * letters + 60), 360)
+
+
 def _width(column: str) -> int:
     """Return how many pixels wide a column is: its name must be readable."""
     kind, _, name = column.partition(".")
-    return max(_WIDTHS.get(kind, 92), 7 * len(name) + 16)
+    return max(_WIDTHS.get(kind, 92), 7 * len(name) + 30)
 
 
 def _state(
-    search: str, columns: Sequence[str], order: str, *, ascending: bool, first: Sequence[str] = ()
+    search: str, columns: Sequence[str], order: str, *, ascending: bool, name: int, first: Sequence[str] = ()
 ) -> dict[str, Any]:
     return {
         "searchFilter": search,
@@ -119,8 +130,8 @@ def _state(
         "modelVersionFilter": "All Runs",
         "datasetsFilter": [],
         "selectedColumns": list(columns),
-        "columnOrder": [*first, *columns],
-        "columnWidths": {column: _width(column) for column in columns},
+        "columnOrder": [_NAME, *first, *columns],
+        "columnWidths": {_NAME: name, **{column: _width(column) for column in columns}},
         "runsHiddenMode": "SHOW_ALL",
         "useGroupedValuesInCharts": True,
         "hideEmptyCharts": True,
@@ -156,7 +167,10 @@ def _charts(manifest: Manifest, search: str, shown: Sequence[str], axes: tuple[s
     for block in blocks:
         place = section(block or "Results")
         for name in shown:
-            chart("BAR", place, metricKey=block_metric(block, name), displayName=f"{name} ({block})" if block else name)
+            own = block_metric(block, name)
+            chart("BAR", place, metricKey=own, displayName=own)
+            # Bars have no labels; here the methods are written below the axis.
+            chart("SCATTER", place, xaxis={"key": "method", "type": "PARAM"}, yaxis={"key": own, "type": "METRIC"})
     if len(blocks) > 1:
         place = section("All")
         for name in shown:
@@ -170,7 +184,7 @@ def _charts(manifest: Manifest, search: str, shown: Sequence[str], axes: tuple[s
     section("Model metrics", display=False)
     section("coresets")
     return {
-        **_state(search, [_column("metrics", name) for name in shown], order, ascending=True),
+        **_state(search, [_column("metrics", name) for name in shown], order, ascending=True, name=_name_width(0)),
         "compareRunCharts": charts,
         "compareRunSections": sections,
         "isAccordionReordered": True,

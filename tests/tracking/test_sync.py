@@ -228,13 +228,27 @@ def test_runs_of_other_settings_have_names_that_differ(finished):
     assert names("summary") == before
 
 
+def seconds_of(store, addresses):
+    return sum(float(store.meta(address).get("seconds") or 0.0) for address in addresses)
+
+
+def test_the_duration_of_a_cell_is_what_its_prediction_and_scores_took(finished):
+    store = Store.open(finished.store)
+    (one,) = invocations(store)
+    runs = {run.data.tags["bpcbench.cell"]: run for run in finished.runs("cell")}
+    for cell in one.manifest.cells:
+        run, took = runs[cell.key], seconds_of(store, (*cell.predictions[:1], *cell.scores.values()))
+        assert took > 0
+        assert run.info.end_time - run.info.start_time == round(1000 * took)
+
+
 def test_the_duration_of_a_line_is_what_its_stages_took(finished):
     store = Store.open(finished.store)
     (one,) = invocations(store)
     for summary in summaries(one.manifest, store):
         cells = [cell for cell in one.manifest.cells if cell.group == summary.group]
         made = {address for cell in cells for address in (*cell.coresets, *cell.predictions[:1], *cell.scores.values())}
-        took = sum(float(store.meta(address).get("seconds") or 0.0) for address in made)
+        took = seconds_of(store, made)
         assert took > 0
         assert summary.milliseconds == round(1000 * took)
         (run,) = [run for run in finished.runs("summary") if run.data.params["method"] == summary.group.method]

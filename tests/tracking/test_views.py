@@ -49,6 +49,16 @@ def test_the_results_are_the_summaries_of_this_manifest_in_the_tables_order():
     assert shown["orderByAsc"] is True
 
 
+def test_cells_show_their_metrics_first_and_their_data_set_last():
+    (shown,) = [state(view.tag[1]) for view in saved_views(MANIFEST) if view.key == "cells"]
+    columns = shown["selectedColumns"]
+    assert columns[:2] == ["metrics.`acc`", "metrics.`nll`"]
+    assert columns[-1] == "attributes.`Dataset`"
+    assert shown["columnOrder"][1:] == columns
+    name = shown["columnOrder"][0]
+    assert shown["columnWidths"][name] >= 190
+
+
 def test_addresses_open_the_training_pages():
     for view in saved_views(MANIFEST):
         split = urlsplit(view.address("http://127.0.0.1:5000", "7"))
