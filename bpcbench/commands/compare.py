@@ -8,41 +8,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bpcbench.commands.output import check_output, write_output
+from bpcbench.commands.waiting import waiting
 from bpcbench.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from bpcbench.reporting.compare import Comparison
     from bpcbench.reporting.view import View
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Print what differs between two invocations."""
-    from bpcbench.commands.page import write_page
-    from bpcbench.reporting.compare import compare as compared
-    from bpcbench.reporting.compare import comparison_text
-
     check_output(arguments.output)
     if arguments.open and arguments.format != "html":
         raise UserError("--open shows a page: add --format html")
-    before, after = (named_view(text, Path(arguments.out)) for text in (arguments.before, arguments.after))
-    if before.invocation.path == after.invocation.path:
-        raise UserError(f"{arguments.before} and {arguments.after} are the same invocation, {before.invocation.path}")
-    metrics = tuple(arguments.metrics.split(",")) if arguments.metrics else ()
-    for view in (before, after):
-        view.shown(metrics)
-    comparison = compared(before, after, metrics)
+    with waiting("comparing"):
+        before, after, comparison = _comparison(arguments)
     for note in (*before.store.messages, *after.store.messages):
         print(f"note: {note}", file=sys.stderr)
     if arguments.format == "html":
+        from bpcbench.commands.page import write_page
         from bpcbench.reporting.page import comparison_page
 
         write_page(comparison_page(comparison), arguments.output, "comparison", show=arguments.open)
         return 0
+    from bpcbench.reporting.compare import comparison_text
+
     text = comparison_text(comparison, arguments.format)
     if arguments.output:
         write_output(Path(arguments.output), text)
     else:
         print(text, end="")
     return 0
+
+
+def _comparison(arguments: argparse.Namespace) -> tuple[View, View, Comparison]:
+    from bpcbench.reporting.compare import compare as compared
+
+    before, after = (named_view(text, Path(arguments.out)) for text in (arguments.before, arguments.after))
+    if before.invocation.path == after.invocation.path:
+        raise UserError(f"{arguments.before} and {arguments.after} are the same invocation, {before.invocation.path}")
+    metrics = tuple(arguments.metrics.split(",")) if arguments.metrics else ()
+    for view in (before, after):
+        view.shown(metrics)
+    return before, after, compared(before, after, metrics)
 
 
 def named_view(text: str, out: Path) -> View:

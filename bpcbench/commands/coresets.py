@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from bpcbench.commands.output import check_folder, under_way
 from bpcbench.commands.store import existing
+from bpcbench.commands.waiting import waiting
 from bpcbench.coresets.export import Score, export_coreset
 from bpcbench.coresets.reading import describe_coreset, open_folder
 from bpcbench.errors import UserError, shortened, unknown
@@ -65,7 +66,8 @@ def bring(arguments: argparse.Namespace) -> int:
         mirrored=arguments.mirror,
         label=arguments.name,
     )
-    found = import_coreset(request, registry(), _training(arguments), fit_preprocessing)
+    with waiting(f"reading {', '.join(path.name for path in request.files)}"):
+        found = import_coreset(request, registry(), _training(arguments), fit_preprocessing)
     if not arguments.to:
         Store.open(Path(arguments.out))
     found.write(target)
@@ -136,11 +138,12 @@ def export(arguments: argparse.Namespace) -> int:
         what = f"{len(found)} coresets match {shortened(arguments.address)!r}"
         raise UserError(f"{what}; `bpcbench store list --kind coreset` lists all")
     (address,) = found
-    scores = list(_scores(store, address))
-    artefact, native = store.read(address), _native(store, address)
-    _make_parent(target)
-    with under_way():
-        export_coreset(artefact, target, native, format=arguments.format, scores=scores)
+    with waiting("exporting"):
+        scores = list(_scores(store, address))
+        artefact, native = store.read(address), _native(store, address)
+        _make_parent(target)
+        with under_way():
+            export_coreset(artefact, target, native, format=arguments.format, scores=scores)
     print(f"{address} -> {target}")
     return 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bpcbench.commands.output import check_folder, under_way
 from bpcbench.commands.suite import suite_session
+from bpcbench.commands.waiting import waiting
 from bpcbench.errors import UserError
 
 
@@ -22,7 +23,8 @@ def figure(arguments: argparse.Namespace) -> int:
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", view.manifest.name)
     folder = Path(arguments.output or Path("figures") / name)
     check_folder("--output", folder)
-    found = list(panels(view, arguments.seed))
+    with waiting("drawing"):
+        found = list(panels(view, arguments.seed))
     if not found:
         seeds = sorted({cell.distil_seed for cell in view.manifest.cells})
         what = f"seed {arguments.seed} of {view.manifest.name} (seeds asked for: {', '.join(map(str, seeds))})"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bpcbench.commands.waiting import waiting
 from bpcbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ def leaderboard(arguments: argparse.Namespace) -> int:
     from bpcbench.reporting.page import leaderboard_page
 
     check_output(arguments.output)
-    sources = list(_sources(arguments.sources, Path(arguments.out)))
     metrics = tuple(name.strip() for name in arguments.metrics.split(",")) if arguments.metrics else ()
-    page = leaderboard_page(ranked(sources, metrics), arguments.title)
+    with waiting("writing the page"):
+        sources = list(_sources(arguments.sources, Path(arguments.out)))
+        page = leaderboard_page(ranked(sources, metrics), arguments.title)
     for source in sources:
         for note in source.view.store.messages:
             print(f"note: {note}", file=sys.stderr)

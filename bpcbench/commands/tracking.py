@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from bpcbench.commands.store import existing
+from bpcbench.commands.waiting import waiting
 from bpcbench.errors import BpcbenchError, UserError, unknown
 from bpcbench.store.invocations import Invocation, invocations, readable
 from bpcbench.store.manifest import Manifest
@@ -49,9 +50,13 @@ def sync(arguments: argparse.Namespace) -> int:
     """Add to MLflow whatever the store has and MLflow lacks."""
     from bpcbench.reporting.view import View
     from bpcbench.running.story import tell
+    from bpcbench.tracking import mlflow
     from bpcbench.tracking.sync import sync as bring_up_to_date
 
     store, mine = _invocations(arguments)
+    # The first to be written: MLflow is imported, and its database made, before there is anything to count.
+    with _mlflow_errors(store), waiting("opening MLflow"):
+        mlflow.Book(_as_last_run(mine[-1]), store).open()
     latest = {one.name: one for one in reversed(mine)}
     # The latest last, so that the views of an experiment show it.
     for one in reversed(mine):
@@ -94,7 +99,7 @@ def ui(arguments: argparse.Namespace) -> int:
     remote = uri.startswith(("http://", "https://"))
     if not remote:
         check_port(arguments.port)
-    with _mlflow_errors(store):
+    with _mlflow_errors(store), waiting("opening MLflow"):
         book = mlflow.Book(latest, store).open()
         missing = len(book.missing())
     base = location.without_credentials(uri).rstrip("/") if remote else f"http://{HOST}:{arguments.port}"

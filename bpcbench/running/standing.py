@@ -217,7 +217,8 @@ def _tail(path: Path) -> Iterator[dict[str, Any]]:
 def select(stages: Sequence[Standing], words: Sequence[str]) -> list[Standing]:
     """Return the stages that words name: parts of the label (`vbpc`, `ipc 10`, `seed 0`), or the start of a key.
 
-    Scores share one log, and are meant only by the word `score` or by a key. UserError for a word that no stage has.
+    A seed is that of a coreset if one has it and all other words, else the first of a prediction's two. Scores share
+    one log, and are meant only by the word `score` or by a key. UserError for a word that no stage has.
     """
     wanted = _paired(" ".join(words))
     parts = [(stage, _parts(stage)) for stage in stages]
@@ -229,6 +230,7 @@ def select(stages: Sequence[Standing], words: Sequence[str]) -> list[Standing]:
             raise UserError(f"no stage of this store has {shortened(shown)!r} in its label or key{close}")
     exact = " ".join(wanted)
     found = [stage for stage, own in parts if all(_has(stage, own, word) for word in wanted)]
+    found = [stage for stage in found if all(_has(stage, _paired(stage.label), word) for word in wanted)] or found
     whole = [stage for stage in found if " ".join(_paired(stage.label)) == exact]
     return whole or [stage for stage in found if not stage.id.startswith("score:")] or found
 

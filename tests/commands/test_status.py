@@ -207,6 +207,7 @@ def test_seeds_and_steps_are_one_word_with_their_number() -> None:
     labels = ["coreset d ipc 1 m seed 10", "coreset d ipc 10 m seed 1", "predict d ipc 1 m / i / n seed 10.1"]
     stages = [Standing(f"coreset:{i}" * 8, label, "done") for i, label in enumerate(labels)]
     assert select(stages, ["ipc", "10"]) == [stages[1]]
-    assert select(stages, ["seed=10"]) == [stages[0], stages[2]]
+    assert select(stages, ["seed=10"]) == [stages[0]], "a prediction's seed is 10.1"
+    assert select(stages, ["n seed 10"]) == [stages[2]]
     assert select(stages, ["predict d ipc 1 m / i / n seed 10.1"]) == [stages[2]]
     assert select(stages, ["coreset", "ipc", "1"]) == [stages[0]]

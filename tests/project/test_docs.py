@@ -4,77 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from bpcbench.cli import main, parser
 from bpcbench.hooks import hookspec
 from bpcbench.registry.discovery import registry
 from bpcbench.suite.document import parse
-from bpcbench.suite.files import load, shipped
-from bpcbench.suite.validation import metric_names, validate
+from bpcbench.suite.validation import validate
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
-
-
-def commands() -> list[str]:
-    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
-    found = [part.strip() for line in lines for part in line.partition("  #")[0].split("&&")]
-    return [part for part in found if part.startswith("bpcbench ")]
-
-
-@pytest.mark.parametrize("command", sorted(set(commands())))
-def test_commands_of_the_documentation_parse(command):
-    words = shlex.split(command)[1:]
-    arguments = parser().parse_args(words)
-    assert arguments.command == words[0]
-    suite = getattr(arguments, "suite", None)
-    if suite and suite.startswith("suites/"):
-        assert (ROOT / suite).is_file()
-
-
-READS = ("list", "show", "schema")
-"""Commands that need neither a store nor data: they are run."""
-
-
-def _words(command: str) -> list[str]:
-    return shlex.split(command)[1:]
-
-
-@pytest.mark.parametrize("command", sorted({c for c in commands() if _words(c)[0] in READS}))
-def test_commands_of_the_documentation_that_only_read_run(command, capsys):
-    assert main(_words(command)) == 0
-    assert capsys.readouterr().out
-
-
-def _of_suites() -> set[tuple[str, ...]]:
-    """The suites with overrides that documented commands name, where the suite is one of ours."""
-    parsed = [parser().parse_args(_words(command)) for command in commands()]
-    named = [(one.suite, *one.overrides) for one in parsed if getattr(one, "suite", None) and hasattr(one, "overrides")]
-    ours = shipped()
-    return {one for one in named if one[0].removeprefix("suites/").removesuffix(".yaml") in ours}
-
-
-@pytest.mark.parametrize("suite", sorted(_of_suites()), ids=" ".join)
-def test_suites_of_the_documentation_are_valid_with_their_overrides(suite):
-    name, *overrides = suite
-    assert load(registry(), name, overrides).name
-
-
-@pytest.mark.parametrize("command", sorted({c for c in commands() if " report " in c or " compare " in c}))
-def test_metrics_of_the_documentation_exist(command):
-    metrics = getattr(parser().parse_args(_words(command)), "metrics", None)
-    known = metric_names(registry().get("evaluator", name).cls() for name in registry().names("evaluator"))
-    assert set(metrics.split(",") if metrics else ()) <= known
 
 
 def test_the_readme_compares_what_there_is():
