@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import TextIO
 
+from bpcbench.streams import plain
 from bpcbench.text import clock
 
 DELAY_SECONDS = 2.0
@@ -33,11 +35,23 @@ def waiting(what: str, stream: TextIO | None = None) -> Iterator[None]:
 
 
 def _show(what: str, stream: TextIO, over: threading.Event) -> None:
-    begin, pause = time.monotonic(), DELAY_SECONDS
+    begin, pause, size = time.monotonic(), DELAY_SECONDS, 0
     while not over.wait(pause):
         pause = REFRESH_SECONDS
-        stream.write(f"\r{what} {clock(time.monotonic() - begin)}")
+        passed = f" {clock(time.monotonic() - begin)}"
+        line = plain(what)[: _columns(stream) - len(passed) - 1] + passed
+        stream.write(f"\r{line}")
         stream.flush()
-    if pause == REFRESH_SECONDS:
-        stream.write("\r\x1b[K")
+        size = len(line)
+    if size:
+        # Streams of commands let a carriage return through, and no escape sequence.
+        for part in (f"\r{' ' * size}", "\r"):
+            stream.write(part)
         stream.flush()
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return max(20, os.get_terminal_size(stream.fileno()).columns)
+    except (OSError, ValueError):
+        return 80

@@ -6,6 +6,7 @@ import io
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import gallery
@@ -18,11 +19,20 @@ from bpcbench.cli import main
 from bpcbench.commands import waiting as module
 from bpcbench.commands.waiting import waiting
 from bpcbench.store.store import Store
+from bpcbench.streams import guarded
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@contextmanager
+def guarded_streams(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The streams of a command, on a screen."""
+    monkeypatch.setattr("sys.stderr", screen)
+    with guarded():
+        yield
 
 
 def test_long_work_shows_the_time_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +41,15 @@ def test_long_work_shows_the_time_and_leaves_nothing_behind(monkeypatch: pytest.
     screen = Terminal()
     with waiting("planning", screen):
         time.sleep(0.2)
-    assert re.fullmatch(r"(\rplanning 0:0\d)+\r\x1b\[K", screen.getvalue())
+    assert re.fullmatch(r"(\rplanning 0:0\d)+\r {13}\r", screen.getvalue())
+
+
+def test_a_long_line_is_cut_and_no_control_character_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DELAY_SECONDS", 0.0)
+    screen = Terminal()
+    with guarded_streams(screen, monkeypatch), waiting(f"planning {'x' * 100}"):
+        time.sleep(0.1)
+    assert re.fullmatch(r"(\rplanning x{65} 0:0\d)+\r {79}\r", screen.getvalue())
 
 
 def test_short_work_and_files_stay_silent() -> None:
@@ -85,3 +103,4 @@ def test_commands_show_that_they_work(
     key = next(address.key for address in Store.open(stores / "a").addresses() if address.kind == "coreset")
     assert main([key if word == "KEY" else word for word in words]) == 0, screen.getvalue()
     assert f"\r{what} 0:0" in screen.getvalue()
+    assert "\\x" not in screen.getvalue()
