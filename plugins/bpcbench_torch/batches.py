@@ -203,7 +203,7 @@ def _memory(device: str) -> tuple[float, float]:
 
     What torch's allocator keeps in reserve is free. Both are 0 where torch cannot tell.
     """
-    if torch.device(device).type != "cuda":
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return 0.0, 0.0
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_allocated(device)
