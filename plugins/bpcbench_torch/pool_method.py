@@ -38,7 +38,8 @@ class PoolMethod(Method):
     - `init_seed`: the paper draws initial images "using a fixed sampling seed". With a seed, all coresets of a suite
       start from the same images, and the spread over coresets does not include that choice. Without, each
       distillation seed draws its own, which are those of `random` and of all other methods under that seed. The paper
-      suites leave it out, so that ± is over independent coresets and differences between methods are paired.
+      suites leave it out, so that ± is over independent coresets and differences between methods are paired. On
+      digits the two cannot be told apart (docs/results/ablations.md, which has what was measured of the others too).
     - `init`: `uniform` are random 8-bit pixels that pass through the whole preprocessing, whitening included.
       `uniform-normalised` is as VBPC's paper writes it: pixels from U[0, 1], minus the mean and divided by the standard
       deviation of each channel, and not whitened. They differ only where there is whitening.
