@@ -50,8 +50,7 @@ ONCE = {
     "predictive.py:<listcomp>": "test images, or stored networks",
     "predictive.py:_member": "predictions",
     "predictive.py:_predictive": "whether the closed form is finite, once per fit",
-    "predictive.py:log_probs": "predictions",
-    "predictive.py:predict": "predictions",
+    "predictive.py:predict_tensor": "predictions",
     "predictive.py:_logits": "test images",
     "predictive.py:restore": "a stored network",
     "rates.py:<listcomp>": "a checkpoint",
@@ -65,7 +64,7 @@ ONCE = {
     "sampled.py:<listcomp>": "test images and samples",
     "sampled.py:arrays": "what is stored of a fit",
     "sampled.py:fit": "the coreset and the networks move to the device",
-    "sampled.py:log_probs": "samples, and predictions",
+    "sampled.py:predict_tensor": "samples, and predictions",
     "sampled.py:restore": "stored samples",
     "context.py:_resume": "a checkpoint that is resumed from",
     "state.py:_insert": "a checkpoint that is resumed from",
@@ -131,6 +130,22 @@ def test_an_inference(ledger, tmp_path: Path, name: str, convention: str) -> Non
     assert again.predict(images).log_probs.shape == shape
     assert shape[-2:] == (7, 10)
     check(ledger, name)
+
+
+def test_test_images_are_prepared_on_the_device(ledger, tmp_path: Path) -> None:
+    plugin = registered("preprocessing", "zca")(grey=True)
+    transform = subjects.Transform(plugin, plugin.fit(subjects.data(), Watched(ledger, tmp_path / "zca")))
+    fitted = INFERENCES["ensemble"].fit(
+        subjects.coreset("class"), subjects.NET, subjects.inputs(), Watched(ledger, tmp_path / "fit")
+    )
+    pixels = subjects.data().train.images[:7]
+    fitted.predict_pixels(pixels, transform)  # the first brings the matrix along
+    ledger.phase = "step"
+    assert fitted.predict_pixels(pixels, transform).log_probs.shape == (2, 7, 10)
+    copies = [copy for copy in ledger.counts["step"].copies if "to cuda" in copy]
+    # As bytes, once for all networks.
+    assert [copy.partition(" bytes")[0] for copy in copies] == [str(pixels.nbytes)]
+    assert ledger.errors() == []
 
 
 @pytest.mark.parametrize("name", sorted(load_registry().names("network")))
