@@ -23,7 +23,8 @@ class ConvNetwork(Network):
 
     The network of FRePo (Zhou, Nezhadarya & Ba, 2022), RCIG (Loo et al., 2023) and VBPC (Lee, Lee & Lee, 2025). The
     default `order` is that of FRePo's code, which leaves the first block without normalisation. VBPC's paper describes
-    `conv-first`, with normalisation in every block, which the suites under paper/ set.
+    `conv-first`, with normalisation in every block, which the suites under paper/ set. On digits VBPC's coresets are as
+    good with either, if evaluated with the same (docs/results/ablations.md).
     """
 
     framework: ClassVar[str] = "torch"
