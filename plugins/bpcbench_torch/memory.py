@@ -27,8 +27,8 @@ PREDICTED = 250
 """Test images per forward pass of a predictive."""
 TEST_BATCH = 1000
 """Test images that a predictive is given at a time."""
-_CONVERTED = 3.25
-"""Copies of a batch while it is whitened on the device: its bytes, and three as numbers."""
+_CONVERTED = 2.25
+"""Copies of a batch while it is whitened on the device: its bytes, and two as numbers; one more if in blocks."""
 ADAM = 4
 """A parameter, its gradient and two moments."""
 
@@ -77,7 +77,8 @@ def resident(facts: Facts) -> int:
 
 def read(facts: Facts, batch: int) -> float:
     """Return the numbers of a batch of training images while it is read: preprocessed already, or from bytes."""
-    return batch * math.prod(facts.shape) * (1.0 if whole(facts) else _CONVERTED)
+    in_blocks = max(facts.shape[1:]) > LARGEST_BLOCK
+    return batch * math.prod(facts.shape) * (1.0 if whole(facts) else _CONVERTED + in_blocks)
 
 
 def trained(these: Sizes, rows: int, *, augmented: bool) -> float:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bpcbench import Session, cli
 from bpcbench.planning.plan import Plan
-from bpcbench.records import Facts
+from bpcbench.records import Data, Facts, Split, Transform
 from bpcbench_bpc.graphs import KEPT_BYTES
 from bpcbench_bpc.trajectories import Trajectories
 from bpcbench_bpc.wasserstein import Wasserstein
 from bpcbench_distill.rcig import RCIG
-from bpcbench_torch.memory import RESIDENT_BYTES, resident
+from bpcbench_torch import memory
+from bpcbench_torch.batches import Batches
+from bpcbench_torch.memory import RESIDENT_BYTES, read, resident
 from bpcbench_torch.networks import ConvBN, ConvIN, ConvNN
+from bpcbench_torch.peak import peak_allocation
+from bpcbench_torch.zca import ZCA
 from bpcbench_vbpc.method import VBPC
 
 SUITE = {
@@ -80,3 +85,29 @@ def test_peaks_grow_with_what_they_are_made_of() -> None:
     assert Wasserstein(inner_steps=30, graphs=1, trajectories=PLAN).peak_bytes(CIFAR, 10) < many / 3
     assert RCIG(network=ConvNN()).peak_bytes(CIFAR, 10) > VBPC(network=ConvNN()).peak_bytes(CIFAR, 10)
     assert resident(CIFAR) == 4 * 50_000 * 3072 < RESIDENT_BYTES
+
+
+def test_large_data_need_what_whitens_them_and_nothing_else() -> None:
+    """ImageNet and ImageWoof's blocks at 64 px: 12,288 x 12,288 numbers; small data are there as a whole."""
+    block = (3 * 64 * 64) ** 2
+    for side in (64, 128):
+        facts = Facts(shape=(3, side, side), classes=1000, sizes={"train": 1_281_167})
+        assert resident(facts) == 4 * (block + 3 * side**2)
+        assert VBPC(network=ConvBN()).peak_bytes(facts, 1) > 4 * block
+    assert resident(Facts(shape=(1, 64, 64), classes=10, sizes={"train": 1_000_000})) == 0
+    assert read(CIFAR, 100) == 100 * 3072
+
+
+@pytest.mark.parametrize("block", [16, 8])
+def test_reading_and_whitening_a_batch_takes_what_is_predicted(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = Facts(shape=(3, 16, 16), classes=10, sizes={"train": 400})
+    images = np.random.default_rng(0).integers(0, 256, (400, *facts.shape), np.uint8)
+    data = Data(facts, Split(images, np.arange(400) % 10))
+    plugin = ZCA(block=block)
+    transform = Transform(plugin, plugin.fit(data, None))  # type: ignore[arg-type]  # no context is used
+    monkeypatch.setattr(memory, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(memory, "LARGEST_BLOCK", block)
+    measured = peak_allocation(
+        lambda: Batches(data, transform, size=200, seed=0, device="cpu", place="stream").next(), "cpu"
+    )
+    assert abs((resident(facts) + 4 * read(facts, 200)) / measured - 1) < 0.2

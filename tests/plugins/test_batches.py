@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from bpcbench.api import Preprocessing
+from bpcbench.api import Method, Preprocessing
 from bpcbench.records import Data, Facts, Split, Transform
 from bpcbench.testing import context, toy_data, toy_inputs
+from bpcbench_distill.rcig import RCIG
 from bpcbench_torch import batches as batches_module
 from bpcbench_torch.batches import Batches, Place, TrainingImages
-from bpcbench_torch.networks import ConvBN
+from bpcbench_torch.networks import ConvBN, ConvNN
 from bpcbench_torch.preprocessing import Constants, Standardize
 from bpcbench_torch.zca import ZCA
 from bpcbench_vbpc.method import VBPC
@@ -261,7 +262,17 @@ def test_small_images_are_preprocessed_on_a_device_only_if_they_fit(
     assert TrainingImages(images, transform, device="cpu", needed=needed).place == "whole"
 
 
-def test_every_method_says_what_it_needs_beside_the_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [
+        VBPC(steps=1, network=ConvBN(width=2), batch=4, pool=1),
+        RCIG(steps=1, network=ConvNN(width=2), batch=4, pool=1, search=False),
+    ],
+    ids=lambda one: one.name,
+)
+def test_methods_say_what_they_need_beside_the_images(
+    method: Method, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked = []
     own = TrainingImages.__init__
 
@@ -270,7 +281,6 @@ def test_every_method_says_what_it_needs_beside_the_images(monkeypatch: pytest.M
         own(self, *given, needed=needed, **more)
 
     monkeypatch.setattr(TrainingImages, "__init__", noted)
-    method = VBPC(steps=1, network=ConvBN(width=2), batch=4, pool=1)
     method.distil(toy_data(), 1, toy_inputs(), context(tmp_path))
     assert asked == [method.peak_bytes(toy_data().facts, 1)]
 

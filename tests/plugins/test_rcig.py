@@ -240,7 +240,7 @@ def test_chunks_bound_the_predicted_memory():
             [RCIG(network=network, chunk=chunk).peak_bytes(facts, ipc) for chunk in (None, 100)]
             for network in (ConvNN(order="conv-first"), ConvBN(order="conv-first"))
         )
-        assert plain[1] < 16e9 < 24e9 < plain[0]
+        assert plain[1] < 20e9 < 24e9 < plain[0]
         assert normed[1] < 0.4 * normed[0]
 
 
