@@ -41,11 +41,14 @@ FLAGS = (
 TRAINING = "workflowType=machine_learning"
 SUITE = """
 name: seen
-description: Three baselines on digits.
+description: Three methods on digits.
 protocol: 1
 datasets: [digits]
 ipc: [1, 10]
-methods: [random, kmeans, herding]
+methods:
+  random:
+  kmeans:
+  vbpc: {steps: 5, batch: 64, network: {plugin: conv-nn, width: 4}}
 inferences: {network: {steps: 60}}
 networks: {conv-nn: {width: 8}}
 seeds: {distil: 2, evaluate: 1}
@@ -79,6 +82,24 @@ class Page:
             time.sleep(0.2)
         self.save(shot)
         return self.text()
+
+    def until(self, look, seconds=20):
+        """Return what `look` finds once it finds something."""
+        deadline = time.monotonic() + seconds
+        while not (found := look()):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        return found
+
+    def plots(self):
+        """The kinds of the plots that are drawn, and how many points they have, by the titles of their cards."""
+        return self.driver.execute_script("""
+            const cards = [...document.querySelectorAll('[data-testid="experiment-view-compare-runs-card"]')];
+            const found = cards.map(card => [card.innerText.split('\\n')[0], card.querySelector('.js-plotly-plot')]);
+            const drawn = found.filter(([title, plot]) => plot?.data?.[0]?.y?.length);
+            const facts = drawn.map(([title, plot]) => [title, [plot.data[0].type, plot.data[0].y.length]]);
+            return Object.fromEntries(facts);
+        """)
 
     def save(self, shot):
         folder = os.environ.get("BPCBENCH_TEST_SHOTS")
@@ -133,23 +154,31 @@ def page(tmp_path_factory):
 
 
 def test_the_results_open_as_the_table_is_without_a_click(page):
-    shown = page.view("results", "herding ipc 10", "acc_std", "nll", "6 matching runs")
+    shown = page.view("results", "vbpc ipc 10", "acc_std", "nll", "6 matching runs")
     for cell in page.report["cells"]:
         # A column is narrow: the beginning of the number is enough.
         assert str(cell["mean"])[:6] in shown
-    names = re.findall(r"^(?:random|kmeans|herding) ipc \d+$", shown, re.M)
+    names = re.findall(r"^(?:random|kmeans|vbpc) ipc \d+$", shown, re.M)
     assert [name.split()[-1] for name in names] == ["1"] * 3 + ["10"] * 3, "block by block"
     assert "seed" not in shown.partition("Run Name")[2], "cells are elsewhere"
 
 
 def test_charts_show_metrics_and_coresets(page):
-    shown = page.view("charts", "(5)", "acc", "nll", "coresets", more="&compareRunsMode=CHART")
+    blocks = ("ipc 1\n(4)", "ipc 10\n(4)", "All\n(5)")
+    shown = page.view("charts", *blocks, "within/ipc 1/acc", "coresets", more="&compareRunsMode=CHART")
     assert "random ipc 10" in shown
+    drawn = page.until(lambda: page.plots() if len(page.plots()) >= 4 else None)
+    for metric in ("within/ipc 1/acc", "within/ipc 1/nll"):
+        assert drawn[metric] == ["bar", 3], "a block has the bars of its own lines"
+        assert drawn[f"method vs. {metric}"] == ["scatter", 3]
+    ticks = "return [...document.querySelectorAll('.xtick')].map(tick => tick.textContent)"
+    assert {"random", "kmeans", "vbpc"} <= set(page.driver.execute_script(ticks)), "methods are labelled"
 
 
 def test_cells_and_costs_have_durations_that_are_not_negative(page):
-    shown = page.view("cells", "random ipc 10 seed 1.0", "12 matching runs")
+    shown = page.view("cells", "random ipc 10 seed 1.0", "12 matching runs", "Dataset")
     assert shown.count(" seed ") == 12
+    assert len(re.findall(r"^digits \(", shown, re.M)) == 12, "the data set of every cell"
     shown = page.view("costs", "Duration", "usage/coreset_seconds", "12 matching runs")
     durations = re.findall(r"^-?[\d.]+(?:ms|s|min)$", shown, re.M)
     assert len(durations) == 12
@@ -161,7 +190,7 @@ def test_the_run_of_the_invocation_shows_the_table(page):
     shown = page.open(path, "Description", "best/digits ipc 10/acc", shot="parent")
     for cell in page.report["cells"]:
         assert cell["text"].partition("±")[0] in shown
-    assert "Three baselines on digits." in shown
+    assert "Three methods on digits." in shown
     (unfold,) = page.driver.find_elements("xpath", "//*[text()='Show more']")
     page.driver.execute_script("arguments[0].scrollIntoView({block: 'end'}); arguments[0].click()", unfold)
     page.save("parent-table")
@@ -176,7 +205,7 @@ def test_the_run_of_the_invocation_shows_the_page_of_the_report(page):
         time.sleep(0.2)
     page.driver.switch_to.frame(frames[0])
     try:
-        while "Three baselines on digits." not in page.text() and time.monotonic() < deadline:
+        while "Three methods on digits." not in page.text() and time.monotonic() < deadline:
             time.sleep(0.2)
         assert page.driver.execute_script("return document.querySelector('h1').textContent") == "seen"
         assert page.driver.execute_script("return document.querySelector('.controls').checkVisibility()")
@@ -208,6 +237,27 @@ def test_the_coreset_of_a_store_that_was_moved_is_visible(page):
         widths = page.driver.execute_script("return [...document.images].map(i => i.naturalWidth).concat(0)")
         time.sleep(0.2)
     assert max(widths) >= 300
+
+
+def test_the_snapshots_of_a_coreset_have_a_slider(page):
+    run_id = page.runs["vbpc ipc 10"].info.run_id
+    page.open(f"experiments/{page.experiment}/runs/{run_id}/model-metrics?{TRAINING}", "coresets/seed 0")
+
+    def sliders():
+        return page.driver.find_elements("css selector", "[role=slider]")
+
+    def pictures():
+        sources = page.driver.execute_script("return [...document.images].map(image => decodeURIComponent(image.src))")
+        return [source for source in sources if "coresets~seed 0" in source]
+
+    first, second = page.until(lambda: sliders() if len(sliders()) == 2 else None)
+    assert first.get_attribute("aria-valuemax") == "6", "snapshots after 0, 1, 2 and 5 steps, and the end"
+    assert second.get_attribute("data-disabled") is not None, "snapshots of the first coreset only"
+    page.until(lambda: any("+step+0+" in source for source in pictures()))
+    first.click()
+    first.send_keys("\ue014")  # the right arrow
+    page.until(lambda: any("+step+1+" in source for source in pictures()))
+    page.save("slider")
 
 
 def test_a_view_that_does_not_exist_leaves_the_page_of_the_experiment(page):
