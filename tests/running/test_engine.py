@@ -26,7 +26,7 @@ REASONS = {
     "exit": ("the worker ended with code 3", "ended with code 3"),
     "sysexit": ("SystemExit: bye", "sys.exit("),
     "segfault": ("the worker was killed by SIGSEGV", "in _segfault"),
-    "kill": (r"the worker was killed by SIGKILL \(out of memory\?\)", "killed by SIGKILL"),
+    "kill": (r"the worker was killed by SIGKILL", "killed by SIGKILL"),
     "memory": ("out of memory", "raise MemoryError"),
     "nan": ("loss is nan at step 7", "NotFinite"),
     "sleep": ("it took longer than its timeout of 4 s", "longer than its timeout"),
