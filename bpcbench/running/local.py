@@ -76,7 +76,9 @@ class LocalPool:
         try:
             worker = self._worker(task.visible)
         except (OSError, EOFError, MemoryError) as error:
-            self._failed.append(Ended(task.attempt, "failed", f"no worker could be started: {_why(error)}"))
+            # A server that was killed is nobody's fault; the next worker starts another one.
+            lost = isinstance(error, EOFError | ConnectionError)
+            self._failed.append(Ended(task.attempt, "failed", f"no worker could be started: {_why(error)}", lost=lost))
             return True
         if gpu is not None:
             self._free[gpu] -= self._share(task)

@@ -19,7 +19,9 @@ from bpcbench.store import provenance
 __all__ = ["bpcbench"]
 
 if PRELOAD_VARIABLE in os.environ:
-    # A SIGTERM to all processes of a run must not end the server before the workers have written their checkpoints.
+    # A SIGTERM to all processes of a run, or the SIGHUP of a closed terminal, must not end the server before the
+    # workers have written their checkpoints: it is the server that knows how they end.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # Ignored, whichever thread receives it; and blocked, so that it stays pending for a worker that is starting.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -20,6 +20,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.popen_forkserver import Popen
@@ -33,12 +34,16 @@ from bpcbench.running.processes import descendants, end_tree, lead
 
 PRELOAD_VARIABLE = "BPCBENCH_PRELOAD"
 _NEVER_INHERITED = "BPCBENCH_"
+SERVER_SECONDS = 900.0
+"""How long the server may take to start a process before it is ended: some libraries wait for memory for ever."""
 STARTING_SECONDS = 300.0
 """How long the server may take to load frameworks before a stage's timeout starts."""
 EXIT_CODES = {"done": 0, "cached": 0, "failed": 1, "busy": 75, "stopped": 128 + signal.SIGTERM}
 """The exit codes of `python -m bpcbench.running.worker` by status; 2 if the task cannot be read."""
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 """Signals of a crash in the stage's own code; any other signal means the process was killed from outside."""
+_NO_SERVER = 1000
+"""The exit code of a worker whose fork server, which would know it, was killed."""
 _STARTING = threading.Lock()
 """Held while a worker starts: the environment and `__main__` are changed for that moment, and are global."""
 
@@ -46,8 +51,9 @@ _STARTING = threading.Lock()
 class _OneReader(Popen):
     """A process whose exit code is read by one thread at a time.
 
-    The fork server sends it once; a second reader would see a closed pipe and report 255. Starting a process polls all
-    others, so a second reader may come at any time.
+    The fork server sends it once; a second reader would see a closed pipe. Starting a process polls all others, so a
+    second reader may come at any time. A server that was killed sends nothing: then it is `_NO_SERVER`, which no
+    process can return, and nothing is known of the worker.
     """
 
     def __init__(self, process_obj: BaseProcess) -> None:
@@ -56,7 +62,12 @@ class _OneReader(Popen):
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         with self._reading:
-            return super().poll(flag)
+            if self.returncode is None and wait([self.sentinel], 0 if flag == os.WNOHANG else None):
+                try:
+                    self.returncode = forkserver.read_signed(self.sentinel)
+                except (OSError, EOFError):
+                    self.returncode = _NO_SERVER
+            return self.returncode
 
 
 class _Process(ForkServerProcess):
@@ -75,7 +86,7 @@ class Worker:
         with _STARTING:
             settings = {name: value for name, value in os.environ.items() if name.startswith(_NEVER_INHERITED)}
             self.process: Any = _Process(target=serve, args=(theirs, ending, settings))
-            with _server_environment(preload), _no_main_module():
+            with _server_environment(preload), _no_main_module(), _server_watched():
                 self.process.start()
         theirs.close()
         ending.close()
@@ -171,6 +182,8 @@ def death(task: Task, code: int | None, kills: int | None = None) -> Ended:
         name = signal.Signals(-code).name
         hint = " (out of memory?)" if name == "SIGKILL" and not known else ""
         message, lost = f"the worker was killed by {name}{hint}", -code not in _CRASHES
+    elif code == _NO_SERVER:
+        message, lost = "the process that starts workers was killed", True
     else:
         message, lost = f"the worker ended with code {code} before it answered", code is None
     note(task, message)
@@ -194,6 +207,25 @@ def _server_environment(preload: tuple[str, ...]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _server_watched() -> Iterator[None]:
+    """Kill a fork server that does not answer meanwhile: whoever waits for it gets EOFError."""
+
+    def end() -> None:
+        # Not known before it was started; the next process starts a new one.
+        server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        if server is not None:
+            end_tree(server)
+
+    timer = threading.Timer(SERVER_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
 def _no_main_module() -> Iterator[None]:
     """Keep multiprocessing from importing the caller's script again: a task needs nothing from it."""
     main = sys.modules["__main__"]
@@ -209,7 +241,8 @@ def serve(connection: Connection, ending: Connection, settings: Mapping[str, str
     lead()
     _die_with_parent(ending.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     # The server blocks it, so that a signal sent while the worker starts stays pending until here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     faulthandler.enable(file=2)

@@ -25,7 +25,7 @@ from bpcbench.records import Ended, RunInfo, Task
 from bpcbench.running.engines import Inline, Local
 from bpcbench.running.local import LocalPool
 from bpcbench.running.run import make_task
-from bpcbench.running.worker import Worker, death
+from bpcbench.running.worker import _NO_SERVER, Worker, death
 from bpcbench.session import Session
 from bpcbench.store.store import Store
 from bpcbench.testing.engines import Bench, EngineConformance
@@ -163,6 +163,7 @@ def task(folder: Path) -> Task:
         (-signal.SIGTERM, "the worker was killed by SIGTERM", True),
         (-signal.SIGSEGV, "the worker was killed by SIGSEGV", False),
         (3, "the worker ended with code 3 before it answered", False),
+        (_NO_SERVER, "the process that starts workers was killed", True),
     ],
 )
 def test_which_deaths_are_nobodys_fault(tmp_path: Path, code: int, message: str, lost: bool) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,15 @@ class Toy:
         }
         return chosen | {f"BPCBENCH_TEST_{name.upper()}": str(value) for name, value in settings.items()}
 
-    def start(self, *overrides: str, jobs: int = 2, group: bool = False, **settings: object) -> subprocess.Popen[str]:
+    def start(
+        self, *overrides: str, jobs: int = 2, group: bool = False, prefix: Sequence[str] = (), **settings: object
+    ) -> subprocess.Popen[str]:
         """Start `bpcbench run` and return the process; `jobs=0` runs everything in that one process."""
         how = ["--jobs", str(jobs)] if jobs else ["--in-process"]
         command = [sys.executable, "-m", "bpcbench", "run", str(self.suite), *overrides, "--out", str(self.out)]
         with (self.folder / "output.txt").open("a") as output:
             return subprocess.Popen(
-                [*command, *how, "--no-mlflow"],
+                [*prefix, *command, *how, "--no-mlflow"],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,
