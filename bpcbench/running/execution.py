@@ -271,6 +271,7 @@ def _tidy(plan: Plan, store: Store) -> None:
 
     made = {f"predict:{key}" for cell in plan.cells if cell.predict for key in (*cell.earlier, cell.predict)}
     made |= {address.stage for cell in plan.cells for address in cell.coresets}
+    made |= {planned.id for planned in plan.stages}
     for stage in made - {planned.id for planned in plan.to_do()}:
         if store.scratch(stage).exists():
             with contextlib.suppress(Busy), store.lock(stage):

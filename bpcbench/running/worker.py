@@ -20,7 +20,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.popen_forkserver import Popen
@@ -42,6 +42,7 @@ EXIT_CODES = {"done": 0, "cached": 0, "failed": 1, "busy": 75, "stopped": 128 + 
 """The exit codes of `python -m bpcbench.running.worker` by status; 2 if the task cannot be read."""
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 """Signals of a crash in the stage's own code; any other signal means the process was killed from outside."""
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _NO_SERVER = 1000
 """The exit code of a worker whose fork server, which would know it, was killed."""
 _STARTING = threading.Lock()
@@ -86,7 +87,7 @@ class Worker:
         with _STARTING:
             settings = {name: value for name, value in os.environ.items() if name.startswith(_NEVER_INHERITED)}
             self.process: Any = _Process(target=serve, args=(theirs, ending, settings))
-            with _server_environment(preload), _no_main_module(), _server_watched():
+            with _server_environment(preload), _no_main_module(), _server_watched(), _signals_blocked():
                 self.process.start()
         theirs.close()
         ending.close()
@@ -207,6 +208,21 @@ def _server_environment(preload: tuple[str, ...]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Start what is started meanwhile with signals blocked: Ctrl-C reaches a fork server that is still importing, too.
+
+    The server ignores them in its own time, and workers unblock them.
+    """
+    # It is started first, because it would unblock them.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def _server_watched() -> Iterator[None]:
     """Kill a fork server that does not answer meanwhile: whoever waits for it gets EOFError."""
 
@@ -243,8 +259,8 @@ def serve(connection: Connection, ending: Connection, settings: Mapping[str, str
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    # The server blocks it, so that a signal sent while the worker starts stays pending until here.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    # The server blocks them, so that a signal sent while the worker starts stays pending until here.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     faulthandler.enable(file=2)
     _adopt(settings)
     while True:
