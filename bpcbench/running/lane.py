@@ -18,6 +18,7 @@ from bpcbench.running.checkpoint import furthest
 from bpcbench.running.ownership import Ownership
 from bpcbench.running.queue import Outcome, Queue, ResourceClass
 from bpcbench.running.worker import note
+from bpcbench.store.locks import Busy
 from bpcbench.store.store import Store
 
 POLL_SECONDS = 0.25
@@ -323,6 +324,9 @@ class Lane:
         if recorded is not None:
             return recorded
         if self._in_store(attempt.planned):
+            # It was lost between its commit and the end of its work.
+            with contextlib.suppress(Busy, OSError, BpcbenchError), self.store.lock(attempt.planned.id):
+                self.store.discard_scratch(attempt.planned.id)
             return replace(event, status="done", lost=False, message="")
         return replace(event, status="failed", lost=True, message=event.message or "the worker left no outcome")
 

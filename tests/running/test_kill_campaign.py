@@ -74,6 +74,7 @@ class Life:
 
     def run(self, toy: Toy) -> bool:
         """Run, kill somebody or nobody, and return whether the run came to its end."""
+        before = toy.said()
         running = toy.start(pace=PACE, group=True)
         spared = 0
         while self.left > 0:
@@ -87,7 +88,7 @@ class Life:
                 if spared > SPARED or not self.kill_one(toy, running, victim, number):
                     break
                 continue
-            if not toy.output().endswith("\n"):
+            if toy.said() == before:
                 number = signal.SIGKILL  # before anything was printed, Python itself is still loading
             self.note(f"{victim} {number.name}")
             os.kill(running.pid, number) if victim == "parent" else os.killpg(running.pid, number)

@@ -96,6 +96,10 @@ class Toy:
         """Return what all runs have printed."""
         return (self.folder / "output.txt").read_text()
 
+    def said(self) -> int:
+        """Return how many characters all runs have printed."""
+        return len(self.output()) if (self.folder / "output.txt").exists() else 0
+
     def counted(self, *words: object) -> list[list[str]]:
         """Return the noted executions that begin with these words, without them."""
         lines = [line.split() for line in self.count.read_text().splitlines()] if self.count.exists() else []

@@ -36,7 +36,7 @@ def is_torch(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("data.pkl") for name in archive.namelist())
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
         raise ValueError(f"it is damaged: {error}") from None
 
 
@@ -45,8 +45,11 @@ def read_torch(path: Path) -> Contents:
     import torch
 
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
+        try:
+            with zipfile.ZipFile(path) as archive:
+                total = sum(entry.file_size for entry in archive.infolist())
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
+            raise ValueError(f"it is damaged: {error}") from None
         if total > FILE_BYTES:
             raise ValueError(f"it unpacks to {total:,} bytes, more than the {FILE_BYTES:,} that are read")
     try:
