@@ -178,7 +178,10 @@ def test_suites(answers: Answers, here: Path) -> None:
 
 
 KEYS = ("name", "datasets", "ipc", "methods", "methods.pick", "methods.pick.rate", "seeds", "cases", "extends", "tune")
+SOUND = ["1", "[1]", "2", "{}", "null", "pick", "[pick]", "0.5", "dots", "[dots, blobs]", "{distil: 1}"]
 WORDS = st.one_of(
+    st.tuples(st.sampled_from(KEYS), st.sampled_from(SOUND)).map("=".join),
+    st.sampled_from(["seeds=1", "ipc=[1]", "methods.pick.rate=0.3", "methods=[pick]"]),
     st.text(max_size=40),
     st.tuples(st.sampled_from(KEYS), st.text(max_size=30)).map("=".join),
     st.tuples(st.sampled_from(KEYS), st.sampled_from(TOKENS)).map(lambda p: f"{p[0]}={p[1].decode('latin-1')}"),
@@ -297,7 +300,7 @@ READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
     "data_batch_2": (_cifar(), lambda path: pickles.count_rows(path, 3072)),
     "train_32x32.mat": (_mat(), svhn._read),
     "test_32x32.mat": (_mat(), svhn._count),
-    "fog.npy": (_npy(np.zeros((50, 4, 4, 3), np.uint8)), lambda path: cifar10c._array(path, (50, 4, 4, 3))),
+    "fog.npy": (_npy(np.zeros((50, 4, 4, 3), np.uint8)), lambda path: cifar10c._array(path, (4, 4, 3))),
 }
 
 
