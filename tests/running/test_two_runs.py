@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,24 @@ def test_two_runs_share_the_work(toy: Toy) -> None:
     alone.run()
     assert toy.results() == alone.results()
     assert not list((toy.out / "scratch").glob("*/*"))
+
+
+@pytest.mark.campaign
+def test_eight_runs_share_the_work(toy: Toy) -> None:
+    """Each stage is made once, and all eight print the same table."""
+    toy.write(METHODS, evaluators="classification, toy-shifted")
+    runs = [toy.start(pace=0.02) for _ in range(8)]
+    assert [run.wait(250) for run in runs] == [0] * 8, toy.output()
+    assert toy.all_gone(10)
+    assert [len(toy.counted(what)) for what in ("coreset", "fit", "score")] == [3, 3, 3]
+    assert "Traceback" not in toy.output()
+    # All write into one file; the lines of their tables are whole all the same.
+    lines = [line.rstrip() for line in toy.output().splitlines() if re.match(r"[abc] +\d", line)]
+    assert [lines.count(line) for line in sorted(set(lines))] == [8, 8, 8], toy.output()
+    alone = Toy(toy.folder / "alone").write(METHODS, evaluators="classification, toy-shifted")
+    alone.run()
+    assert toy.results() == alone.results()
+    assert not list((toy.out / "scratch").glob("stages/*"))
 
 
 def test_two_runs_without_locks(toy: Toy) -> None:
