@@ -199,6 +199,32 @@ def test_a_worker_that_was_lost_after_its_commit_has_done_its_work(make: Make) -
     assert scene.run() == {"a": ("done", "")}
 
 
+def test_a_worker_that_is_killed_for_its_memory_again_is_out_of_memory(make: Make) -> None:
+    def answer(task: Task) -> list[Event]:
+        return [Ended(task.attempt, "failed", "out of memory", lost=True, out_of_memory=True)]
+
+    scene = make(answer, planned("a"), retries=1)
+    assert scene.run() == {"a": ("failed", "out of memory, 2 times")}
+    assert scene.host.outcomes["a"].out_of_memory
+    assert len(scene.pool.tasks) == 2
+
+
+def test_what_was_killed_for_its_timeout_is_not_out_of_memory(make: Make) -> None:
+    def answer(task: Task) -> list[Event]:
+        return [Started(task.attempt)]
+
+    scene = make(answer, planned("a"), timeout=0.01, grace=0.01, ends_when_stopped=False)
+    kill = scene.pool.kill
+
+    def killed(attempts: Collection[str]) -> None:
+        kill([])
+        scene.pool.news += [Ended(name, "failed", "killed", lost=True, out_of_memory=True) for name in attempts]
+
+    scene.pool.kill = killed  # type: ignore[method-assign]
+    assert scene.run()["a"][0] == "failed"
+    assert not scene.host.outcomes["a"].out_of_memory
+
+
 def test_a_busy_stage_is_tried_again_ever_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
     put_back, clock = Queue.put_back, Clock()
