@@ -129,7 +129,7 @@ def test_a_killed_actor_takes_its_worker_with_it_but_not_the_work(toy: Toy, want
 
 
 def test_a_killed_driver_is_replaced_and_adopts(toy: Toy, wanted: dict[str, object]) -> None:
-    running = start(toy)
+    running = start(toy, pace=0.4)
     both_loop(toy)
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
@@ -149,7 +149,7 @@ def test_a_lost_terminal_leaves_the_stages(toy: Toy, wanted: dict[str, object]) 
 
 
 def test_what_detach_leaves_goes_on_and_is_adopted(toy: Toy, wanted: dict[str, object]) -> None:
-    left_alone(toy, "ray", 2)
+    left_alone(toy, "ray", 2, pace=0.4)
     # Nobody but the cluster is there.
     both_loop(toy)
     ended_well(toy, start(toy), wanted)

@@ -127,7 +127,8 @@ def test_a_killed_driver_is_replaced_and_adopts(slurm: Cluster, toy: Toy, wanted
 
 
 def test_a_lost_terminal_and_detach_leave_the_jobs(slurm: Cluster, toy: Toy, wanted: dict[str, object]) -> None:
-    running = start(toy)
+    # Slow enough to be there when the second run, which takes a while to start, has come and gone.
+    running = start(toy, pace=0.5)
     both_loop(toy)
     running.send_signal(signal.SIGHUP)
     assert running.wait(30) == 128 + signal.SIGHUP, toy.output()
