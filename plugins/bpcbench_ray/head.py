@@ -22,12 +22,15 @@ class Head:
         self._next = 0.0
         self._since: float | None = None
 
-    def look(self) -> None:
-        """Look whether it accepts connections, but not often; EngineError if it has not done so for long."""
+    def answers(self, *, fresh: bool = False) -> bool:
+        """Look whether it accepts connections, but not often unless `fresh`; EngineError after it was away for long."""
         now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + LOOK_SECONDS
+        if now >= self._next or fresh:
+            self._next = now + LOOK_SECONDS
+            self._look(now)
+        return self._since is None
+
+    def _look(self, now: float) -> None:
         host, _, port = self._address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK_SECONDS).close()

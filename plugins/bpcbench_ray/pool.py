@@ -101,7 +101,9 @@ class RayPool:
         return [(file, task) for _, file, task in sorted(found, key=lambda one: one[0], reverse=True)]
 
     def submit(self, task: Task) -> bool:
-        """Create an actor; Ray queues it until there is room."""
+        """Create an actor; Ray queues it until there is room. While the head node is away this would not return."""
+        if not self._head.answers(fresh=True):
+            return False
         asked = self._resources(task)
         if not asked["num_gpus"]:
             task = replace(task, visible="")
@@ -169,13 +171,14 @@ class RayPool:
             waiting = {attempt.ref: name for name, attempt in self._attempts.items()}
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=seconds)
             if not ready:
-                self._head.look()
+                self._head.answers()
             else:
                 # Whatever else is ready by now.
                 ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
             for ref in ready:
                 self._answered(waiting[ref])
         elif not self._news:
+            self._head.answers()
             time.sleep(seconds)
         news, self._news = self._news, []
         return news

@@ -182,12 +182,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_a_head_node_that_is_gone_ends_the_run_before_ray_does(cluster: Cluster) -> None:
     watched = head.Head("10.0.0.1:6379", cluster.said.append)
     for cluster.now in range(10):
-        watched.look()
+        watched.answers()
     assert cluster.looks == 5, "not at every turn"
     cluster.open = False
     with pytest.raises(EngineError, match=r"at 10\.0\.0\.1:6379 is gone; start the cluster again"):
         for cluster.now in range(10, 100):
-            watched.look()
+            watched.answers()
     assert head.AWAY_SECONDS < cluster.now - 10 < 40, "Ray gives up after 60 s"
     assert cluster.said == ["the head node of the Ray cluster does not answer; waiting for it"]
 
@@ -196,6 +196,15 @@ def test_a_head_node_that_comes_back_is_waited_for(cluster: Cluster) -> None:
     watched = head.Head("[::1]:6379", cluster.said.append)
     for cluster.now in range(200):
         cluster.open = cluster.now % 50 > 25
-        watched.look()
+        watched.answers()
     assert len(cluster.said) == 8
     assert cluster.said[1] == "the head node of the Ray cluster answers again"
+
+
+def test_the_head_node_is_looked_for_at_once_where_a_call_would_not_return(cluster: Cluster) -> None:
+    watched = head.Head("10.0.0.1:6379", cluster.said.append)
+    assert watched.answers()
+    cluster.open = False
+    assert watched.answers(), "not so soon"
+    assert not watched.answers(fresh=True)
+    assert not watched.answers()

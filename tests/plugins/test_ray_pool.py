@@ -17,6 +17,7 @@ from plain_stages import planned
 from bpcbench import Ended, RunInfo, Started, Task
 from bpcbench.running.run import make_task
 from bpcbench_ray.engine import RayEngine
+from bpcbench_ray.head import Head
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Ray:
     actors: dict[str, Actor] = field(default_factory=dict)
     killed: list[Actor] = field(default_factory=list)
     waited: float = -1.0
+    answers: bool = True
 
     def get_actor(self, name: str, namespace: str) -> Actor:
         if name not in self.actors:
@@ -102,6 +104,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
     monkeypatch.setitem(sys.modules, "ray", module)
     monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
     monkeypatch.delitem(sys.modules, "bpcbench_ray.pool", raising=False)
+    monkeypatch.setattr(Head, "_look", lambda self, now: setattr(self, "_since", None if made.answers else now))
     yield made
     sys.modules.pop("bpcbench_ray.pool", None)
 
@@ -229,3 +232,12 @@ def test_actors_that_wait_for_room_are_handed_over_before_a_run_leaves(scene: Sc
     pool.close()
     assert ray.waited > 0
     assert ray.killed == []
+
+
+def test_nothing_is_submitted_while_the_head_node_is_away(scene: Scene, ray: Ray) -> None:
+    pool = scene.pool()
+    ray.answers = False
+    assert not pool.submit(scene.task())
+    assert (ray.actors, scene.files) == ({}, [])
+    ray.answers = True
+    assert pool.submit(scene.task())
