@@ -19,6 +19,11 @@ def spell(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words: `1 stage`, `1,200 stages`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def clock(seconds: float | None) -> str:
     """Return a duration in few characters: `0:12`, `4:10`, `2:05:00`; `-:--` if it is unknown."""
     if seconds is None:

@@ -17,7 +17,7 @@ from bpcbench.commands.waiting import waiting
 from bpcbench.errors import Unfinished, UserError
 from bpcbench.session import Session
 from bpcbench.streams import encodes
-from bpcbench.text import spell, spell_bytes
+from bpcbench.text import counted, spell, spell_bytes
 
 if TYPE_CHECKING:
     from bpcbench.planning.plan import Plan
@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(failures(arguments, result), file=sys.stderr)
     elif not arguments.quiet:
         done = result.counts.get("done", 0)
-        print(f"{done or 'no'} stages were run; results in {session.out}", file=sys.stderr)
+        ran = f"{counted(done, 'stage')} {'was' if done == 1 else 'were'} run" if done else "no stages were run"
+        print(f"{ran}; results in {session.out}", file=sys.stderr)
     with under_way():
         print(_table(arguments, session.opened(prepared)).rstrip("\n"))
     return result.exit_code
@@ -109,7 +110,7 @@ def _again(words: list[str]) -> list[str]:
 
 def _summary(plan: Plan) -> str:
     cells = sum(not cell.skipped for cell in plan.cells)
-    lines = [f"{plan.suite.name}: {cells:,} cells, {len(plan.stages):,} stages"]
+    lines = [f"{plan.suite.name}: {counted(cells, 'cell')}, {counted(len(plan.stages), 'stage')}"]
     if (tasks := plan.suite.tasks) is not None:
         orders = f"class order{'s' * (len(tasks.orders) > 1)} {', '.join(map(str, tasks.orders))}"
         lines.append(f"  classes come in {tasks.steps} steps, {orders}: a cell has {tasks.steps} coresets")
@@ -123,13 +124,12 @@ def _summary(plan: Plan) -> str:
             size = f" ({spell_bytes(sum(known))} to be written)" if kind == "prerequisite" and known else ""
             lines.append(f"  {kind:<12} {counts}{size}")
     for reason, count in plan.skipped().items():
-        lines.append(f"  {count:,} cells skipped: {reason}")
+        lines.append(f"  {counted(count, 'cell')} skipped: {reason}")
     lines += [f"  {line}" for line in _memory(plan.stages)]
     for message, stages in plan.exhausted().items():
         more = f" and {len(stages) - 1:,} more" if len(stages) > 1 else ""
-        lines.append(
-            f"  {len(stages):,} stages to do ran out of memory when last run: {stages[0].label}{more}: {message}"
-        )
+        many = counted(len(stages), "stage")
+        lines.append(f"  {many} to do ran out of memory when last run: {stages[0].label}{more}: {message}")
     to_do = plan.to_do()
     if to_do:
         lines += [f"  {line}" for line in _expected(to_do)]
@@ -159,7 +159,7 @@ def _expected(to_do: Sequence[PlannedStage]) -> Iterator[str]:
     ]
     yield f"expected: {parts[0]} of stage time, {parts[1]} on disk"
     if similar := sum(planned.similar for planned in to_do):
-        yield f"  {similar:,} stages estimated from similar ones, in seconds per step"
+        yield f"  {counted(similar, 'stage')} estimated from similar ones, in seconds per step"
     if unknown and seconds:
         named = ", ".join(f"{count:,} {what}" for what, count in unknown.items())
         yield f"  never timed here: {named}"

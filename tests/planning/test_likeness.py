@@ -75,3 +75,5 @@ def test_other_options_do_not_make_a_plan_unknown(write_suite: Any, tmp_path: Pa
     assert main(["plan", suite, "methods=[herding]", "--out", str(out)]) == 0
     assert "expected: more than " in (text := capsys.readouterr().out)
     assert "never timed here: 1 coreset herding" in text
+    assert "1 cell, " in text
+    assert "1 stages" not in text

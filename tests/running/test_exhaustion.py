@@ -177,7 +177,7 @@ def test_what_runs_out_of_memory_is_a_dash_and_stays_one(
     words = [suite, "ipc=[1]", "seeds=1", "--out", str(out)]
     assert cli.main(["plan", *words]) == 0
     planned_as = capsys.readouterr().out
-    assert f"1 stages to do ran out of memory when last run: dots ipc 1 hungry seed 0: {said}" in planned_as
+    assert f"1 stage to do ran out of memory when last run: dots ipc 1 hungry seed 0: {said}" in planned_as
     # A run that ends before it comes to the stage takes nothing back.
     session.execute(session.prepare(), track=False)
     assert "—" in shown()
