@@ -86,9 +86,7 @@ class FunctionSpace(TrajectoryMethod):
         """Return those of one pass in the images beside the points; of the variant `real`, of the unrolled steps."""
         points = 3 * self.points * these.parameters
         if self.variant == "coreset":
-            # The outputs of the other points are computed while the graph of the first is kept.
-            beside = max(0.0, these.one.kept + these.one.forward - these.one.gradient)
-            return super().estimate_numbers(these, augmented=augmented) + these.rows * beside + points
+            return super().estimate_numbers(these, augmented=augmented) + points
         at_real = self.batch * these.one.gradient
         graphs = kept_graphs(these, self.inner_steps, augmented=augmented) if self.graphs is None else self.graphs
         return max(unrolled(these, self.inner_steps, graphs, augmented=augmented), at_real) + points
@@ -133,13 +131,14 @@ class FunctionSpace(TrajectoryMethod):
         inputs = [images.detach().requires_grad_()]
         if y.is_floating_point():
             inputs.append(y.requires_grad_())
+        # The outputs of a single point, or of the last point if it is the mean, are those of the centre. The others come
+        # first: later they would need their memory beside the centre's graph.
+        others = thetas[:-1] if mean is None or len(thetas) == 1 else thetas
+        with torch.no_grad():
+            apart = [problem.network(theta, images) for theta in others]
         centre = problem.network(thetas[-1] if mean is None else mean, inputs[0])
         with torch.no_grad():
-            # The outputs of a single point, or of the last point if it is the mean, are already computed.
-            others = thetas[:-1] if mean is None or len(thetas) == 1 else thetas
-            outputs = torch.stack(
-                [problem.network(theta, images) for theta in others] + [centre] * (len(thetas) - len(others))
-            )
+            outputs = torch.stack(apart + [centre] * (len(thetas) - len(others)))
         z = draw_outputs(centre, outputs, self.covariance, self.delta, self.draws, problem.normal)
         repeated = y.expand(self.draws, *y.shape).flatten(0, 1)
         value = energy(z.flatten(0, 1), repeated)
