@@ -131,8 +131,8 @@ class FunctionSpace(TrajectoryMethod):
         inputs = [images.detach().requires_grad_()]
         if y.is_floating_point():
             inputs.append(y.requires_grad_())
-        # The outputs of a single point, or of the last point if it is the mean, are those of the centre. The others come
-        # first: later they would need their memory beside the centre's graph.
+        # The outputs of a single point, or of the last point if it is the mean, are those of the centre. The others
+        # come first: later they would need their memory beside the centre's graph.
         others = thetas[:-1] if mean is None or len(thetas) == 1 else thetas
         with torch.no_grad():
             apart = [problem.network(theta, images) for theta in others]
