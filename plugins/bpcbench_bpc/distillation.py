@@ -76,8 +76,9 @@ def distil(method: TrajectoryMethod, data: Data, ipc: int, inputs: Inputs, ctx: 
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
     augment = strategy(method.augmentation_used(shape[0]), shape[0])
     network = FlatNetwork(method.network.build(shape, count, ctx.seed).to(device))
-    regions = Regions(device, generators=[generator], enabled=method.capture)
     these = sizes(method.network, data.facts, ipc)
+    captured = method.capture if these is None else method.captures(these)
+    regions = Regions(device, generators=[generator], enabled=captured)
     batches = _batches(method, data, ipc, inputs, ctx)
     state = {
         "images": images,

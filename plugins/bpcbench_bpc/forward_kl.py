@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from bpcbench.api import option
 from bpcbench_bpc.method import TrajectoryMethod
 from bpcbench_bpc.together import chunks, together
-from bpcbench_torch.memory import DIFFERENTIATED, Sizes
+from bpcbench_torch.memory import DIFFERENTIATED, Sizes, trained_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ class ForwardKL(TrajectoryMethod):
     chunk: int = option(1, "draws whose noise is drawn at once, and that are computed together by vmap")
     together: int | None = option(
         None,
-        "draws computed together, with the noise of chunks; none: a chunk, on a GPU as many as fit in 2 GB",
+        "draws computed together, with the noise of chunks; none: a chunk, on a GPU as many as fit in 1 GB",
         key=False,
     )
 
@@ -63,9 +63,12 @@ class ForwardKL(TrajectoryMethod):
         return numbers(together(self.together, chunk=self.chunk, draws=self.draws, gpu=True, numbers=numbers))
 
     def _numbers(self, count: int, these: Sizes, *, augmented: bool) -> float:
-        parameters = (2 * count + 4) * these.parameters
-        copies = these.rows * these.pixels * (2 + DIFFERENTIATED * augmented)
-        return count * (these.rows * these.one.gradient + copies) + parameters
+        images = these.rows * these.pixels * (2 + DIFFERENTIATED * augmented)
+        if count == 1:
+            return these.rows * these.one.gradient + images + 6 * these.parameters
+        passes = trained_together(these, these.rows, count, augmented=False)
+        # Draws lie there one by one and stacked, and once more where a graph reads them.
+        return passes + count * images + (6 * count + 4) * these.parameters
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient above."""

@@ -91,6 +91,18 @@ class FunctionSpace(TrajectoryMethod):
         graphs = kept_graphs(these, self.inner_steps, augmented=augmented) if self.graphs is None else self.graphs
         return max(unrolled(these, self.inner_steps, graphs, augmented=augmented), at_real) + points
 
+    def region_numbers(self, these: Sizes) -> float:
+        """Return those of a pass or, for the variant `real`, of a step that is recomputed and pulled back through."""
+        if self.variant == "coreset":
+            return super().region_numbers(these)
+        return max(unrolled(these, 1, 1, augmented=True), self.batch * these.one.gradient)
+
+    def replayed_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        """Return those of recording a part; for the variant `real` beside all steps without their graphs."""
+        if self.variant == "coreset":
+            return super().replayed_numbers(these, augmented=augmented)
+        return unrolled(these, self.inner_steps, 0, augmented=augmented) + self.region_numbers(these)
+
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient of L, or of the KL of the variant `real`."""
         import torch

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _PARAMETERS = 320_010
 """Parameters of BPC-D's network on CIFAR-10, for which its sampler was tuned."""
 
+CAPTURED_BYTES = 1_500_000_000
+"""Parts of an iteration that need more memory are not captured as CUDA graphs."""
+
 ROLE = "experts"
 """The role of the trajectories among a method's prerequisites."""
 
@@ -147,7 +150,8 @@ class TrajectoryMethod(Method):
     def peak_bytes(self, facts: Facts, ipc: int) -> float | None:
         """Return 4 times the coreset with gradient and momentum, the window, and the largest part of an iteration.
 
-        The parts are a step of the inner SGD, and what the method's own `estimate_numbers` says.
+        It is that of a GPU, where recording graphs takes the memory of a part once more; a CPU needs less. The parts are
+        a step of the inner SGD, and what the method's own `estimate_numbers` says.
         """
         these = sizes(self.network, facts, ipc)
         if these is None:
@@ -159,7 +163,26 @@ class TrajectoryMethod(Method):
         if real:
             held += min(real, facts.sizes["train"]) * these.pixels
         data = resident(facts) if real else 0
-        return FLOAT * (held + max(inner, self.estimate_numbers(these, augmented=augmented))) + data
+        part = max(inner, self.estimate_numbers(these, augmented=augmented))
+        if self.captures(these):
+            part = max(part, self.replayed_numbers(these, augmented=augmented))
+        return FLOAT * (held + part) + data
+
+    def captures(self, these: Sizes) -> bool:
+        """Return whether a GPU replays CUDA graphs: where they are small, for large ones are not bound by launches."""
+        return self.capture and FLOAT * self.region_numbers(these) <= CAPTURED_BYTES
+
+    def region_numbers(self, these: Sizes) -> float:
+        """Return how many numbers the largest part of an iteration holds that is captured as one graph."""
+        inner = trained(these, these.rows, augmented=True) + 4 * these.parameters
+        return max(inner, self.estimate_numbers(these, augmented=True))
+
+    def replayed_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        """Return how many numbers an iteration holds while a graph is recorded.
+
+        The memory of all graphs is that of the largest; a region is called once, outside of it, before it is captured.
+        """
+        return 2 * self.region_numbers(these)
 
     def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
         """Return how many numbers the gradient estimate holds: here those of one pass in the images."""

@@ -11,7 +11,7 @@ from bpcbench.api import option
 from bpcbench_bpc.method import TrajectoryMethod
 from bpcbench_bpc.together import GPU_BYTES, chunks, together
 from bpcbench_bpc.trajectories import Trajectories
-from bpcbench_torch.memory import FLOAT, Sizes
+from bpcbench_torch.memory import FLOAT, Sizes, trained_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ class ReverseKL(TrajectoryMethod):
     chunk: int = option(1, "draws whose noise is drawn at once, and that are computed together by vmap")
     together: int | None = option(
         None,
-        "draws computed together, with the noise of chunks; none: a chunk, on a GPU as many as fit in 2 GB",
+        "draws computed together, with the noise of chunks; none: a chunk, on a GPU as many as fit in 1 GB",
         key=False,
     )
 
@@ -88,7 +88,10 @@ class ReverseKL(TrajectoryMethod):
         return max(real, numbers(count)) + 3 * these.rows * these.pixels + 5 * these.parameters
 
     def _numbers(self, count: int, these: Sizes) -> float:
-        return count * (these.rows * (these.one.gradient + 2 * these.pixels) + these.parameters)
+        passes = these.rows * these.one.gradient
+        if count > 1:
+            passes = trained_together(these, these.rows, count, augmented=False)
+        return passes + count * (2 * these.rows * these.pixels + these.parameters)
 
     def _rows(self, count: int, these: Sizes, *, gpu: bool) -> int:
         """Return the real images per forward pass: as many as suit a CPU, or as fit in the memory for draws."""

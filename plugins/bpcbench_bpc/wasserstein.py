@@ -62,6 +62,14 @@ class Wasserstein(TrajectoryMethod):
         graphs = kept_graphs(these, self.inner_steps, augmented=augmented) if self.graphs is None else self.graphs
         return unrolled(these, self.inner_steps, graphs, augmented=augmented)
 
+    def region_numbers(self, these: Sizes) -> float:
+        """Return those of a step that is recomputed and pulled back through."""
+        return unrolled(these, 1, 1, augmented=True)
+
+    def replayed_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        """Return those of all steps without their graphs, and of recording one."""
+        return unrolled(these, self.inner_steps, 0, augmented=augmented) + self.region_numbers(these)
+
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradients of L."""
         from bpcbench_bpc.inner import Unrolled

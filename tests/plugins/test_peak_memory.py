@@ -42,7 +42,7 @@ DEEP = ConvBN(width=8, order="conv-first")
 NARROW = ConvBN(width=8)
 POOL = {"steps": 2, "pool": 1, "updates": 100}
 PLAN = Trajectories(network=replace(IN, width=8), epochs=3)
-TRAJECTORY = {"steps": 2, "trajectories": PLAN, "experts": 1, "max_start": 1, "inner_steps": 3}
+TRAJECTORY = {"steps": 2, "trajectories": PLAN, "experts": 1, "max_start": 1, "inner_steps": 3, "capture": False}
 LINEAR = {"steps": 2, "pool": 1, "inner_steps": 2, "hvp_steps": 2, "pool_steps": 2, "search": False, "mirror": "no"}
 SHORT = {"chains": 2, "samples": 2, "burn": 1, "thin": 1}
 

@@ -1,0 +1,108 @@
+"""Print a table of the paper's cells on the fake device: peak of live bytes by method, and what was predicted.
+
+    PYTHONPATH=.:plugins python tests/fake_device/paper_cells.py [METHOD ...]
+
+Methods have the options of suites/paper, but three steps; data have the sizes of the data sets and no content, and are
+not whitened. bpc-w, which these suites leave out, has its default options, their network and `graphs: 0`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "importable"))
+
+import fake_cuda
+
+MAIN, LARGE = "paper/main", "paper/large"
+CELLS = [
+    *((MAIN, name, ipc) for name in ("mnist", "fashion_mnist", "cifar10", "cifar100") for ipc in (1, 10, 50)),
+    *((MAIN, "tiny_imagenet", ipc) for ipc in (1, 10)),
+    *((LARGE, "imagenet64", ipc) for ipc in (1, 2)),
+    *((LARGE, "imagewoof", ipc) for ipc in (1, 10)),
+]
+"""All cells of the paper's two tables: suite, data set, images per class."""
+STEPS = 3
+
+
+class Peak(NamedTuple):
+    """Gigabytes that were alive at the peak, and that were predicted."""
+
+    seen: float
+    predicted: float
+
+
+def methods(suite: str, dataset: str, ipc: int) -> tuple[Mapping[str, Any], Any]:
+    """Return the suite's methods at a cell, by label, and the data set."""
+    from bpcbench.registry.discovery import load_registry
+    from bpcbench.suite.files import load
+    from bpcbench_bpc.wasserstein import Wasserstein
+
+    loaded = load(load_registry(), suite, [])
+    found = {label: choice.plugin for label, choice in loaded.settings[dataset, ipc].methods.items()}
+    other = found["bpc-fkl"]
+    found["bpc-w"] = Wasserstein(trajectories=other.trajectories, experts=other.experts, graphs=0)
+    found.pop("random", None)
+    return found, loaded.datasets[dataset]
+
+
+def peak(method: Any, dataset: Any, ipc: int) -> Peak | None:
+    """Return the peak of a few steps of a method on data of a data set's size; None if the method skips the cell."""
+    import fake_device_subjects as subjects
+
+    from bpcbench.records import Data, PrerequisiteOutput, Split
+    from bpcbench.testing import toy_inputs
+    from bpcbench_bpc.method import ROLE, TrajectoryMethod
+    from bpcbench_bpc.trajectories import snapshot_name
+
+    facts = dataset.declared()
+    if method.skip(facts, ipc):
+        return None
+    count = facts.sizes["train"]
+    # Pages that are never written to are not held.
+    data = Data(facts, Split(np.zeros((count, *facts.shape), np.uint8), np.arange(count) % facts.classes))
+    inputs = toy_inputs()
+    if isinstance(method, TrajectoryMethod):
+        plan = method.trajectories
+        size = plan.parameters(facts)
+        arrays = {snapshot_name(epoch): np.zeros(size, np.float32) for epoch in plan.snapshots}
+        inputs = replace(inputs, prerequisites={ROLE: PrerequisiteOutput(plan, "", {"000": arrays})})
+    method = replace(method, steps=STEPS, **({"search": False} if method.name == "rcig" else {}))
+    with fake_cuda.fake_cuda() as ledger, tempfile.TemporaryDirectory() as folder:
+        method.distil(data, ipc, inputs, subjects.Watched(ledger, Path(folder)))
+    assert ledger.errors() == []
+    most = max(counts.peak for counts in ledger.counts.values())
+    return Peak(most / 1e9, (method.peak_bytes(facts, ipc) or float("nan")) / 1e9)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("methods", nargs="*", help="labels; none: all")
+    wanted = parser.parse_args().methods
+    if reason := fake_cuda.missing():
+        raise SystemExit(reason)
+    fake_cuda.register()
+    warnings.simplefilter("ignore")
+    for suite, name, ipc in CELLS:
+        found, dataset = methods(suite, name, ipc)
+        for label in sorted(set(found) & set(wanted or found)):
+            begin = time.monotonic()
+            one = peak(found[label], dataset, ipc)
+            said = "skipped" if one is None else f"{one.seen:.2f} | {one.predicted:.2f}"
+            print(f"| {name} | {ipc} | `{label}` | {said} |", flush=True)
+            print(f"{time.monotonic() - begin:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
