@@ -150,8 +150,8 @@ class TrajectoryMethod(Method):
     def peak_bytes(self, facts: Facts, ipc: int) -> float | None:
         """Return 4 times the coreset with gradient and momentum, the window, and the largest part of an iteration.
 
-        It is that of a GPU, where recording graphs takes the memory of a part once more; a CPU needs less. The parts are
-        a step of the inner SGD, and what the method's own `estimate_numbers` says.
+        It is that of a GPU, where recording graphs takes the memory of a part once more; a CPU needs less. The parts
+        are a step of the inner SGD, and what the method's own `estimate_numbers` says.
         """
         these = sizes(self.network, facts, ipc)
         if these is None:

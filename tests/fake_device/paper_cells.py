@@ -89,12 +89,16 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="*", help="labels; none: all")
-    wanted = parser.parse_args().methods
+    parser.add_argument("--datasets", nargs="*", help="names; none: all")
+    given = parser.parse_args()
+    wanted = given.methods
     if reason := fake_cuda.missing():
         raise SystemExit(reason)
     fake_cuda.register()
     warnings.simplefilter("ignore")
     for suite, name, ipc in CELLS:
+        if given.datasets and name not in given.datasets:
+            continue
         found, dataset = methods(suite, name, ipc)
         for label in sorted(set(found) & set(wanted or found)):
             begin = time.monotonic()
