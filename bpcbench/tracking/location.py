@@ -25,6 +25,8 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    # Standard output is for the table, and the address may have a password in it.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -84,6 +86,6 @@ def _named_userinfo() -> str:
 
 
 def quiet_environment() -> None:
-    """Switch telemetry off, and keep MLflow from waiting minutes for a server that does not answer."""
+    """Switch telemetry and messages off, and keep MLflow from waiting minutes for a server that does not answer."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)

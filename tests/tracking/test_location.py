@@ -86,3 +86,11 @@ def test_telemetry_is_off_before_mlflow_is_imported(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     quiet_environment()
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+def test_mlflow_prints_no_addresses_of_runs(monkeypatch):
+    monkeypatch.delenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", raising=False)
+    quiet_environment()
+    from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
+
+    assert MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.get() is True
