@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
+import shutil
 import types
 from collections.abc import Callable
 from typing import Any
@@ -170,6 +172,8 @@ def _missing_compiler(device: str) -> str | None:
     """Return what torch.compile lacks to generate code for the device, or None."""
     if device == "cuda" and importlib.util.find_spec("triton") is None:
         return f"the package triton on {device}"
+    if device == "cuda" and not any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang", "cc")):
+        return "a C compiler, with which triton builds what launches its kernels (gcc or clang on PATH, or CC)"
     if device != "cpu":
         return None
     from torch._inductor.cpp_builder import get_cpp_compiler

@@ -20,7 +20,8 @@ class Pool:
 
     The counters start at multiples of updates / size, although all weights are new, so that networks are not all
     replaced at once; those that are not `staggered` start at 0. All draws come from one generator. The first networks
-    are the same on every device; on a GPU a replacement is drawn there, in place. A checkpoint holds the whole pool.
+    are the same on every device; on a GPU a replacement is drawn there, in place, and its Adam starts again in place. A
+    checkpoint holds the whole pool.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ class Pool:
         if self.device != "cpu" and isinstance(model, ConvNet | SeparableNet):
             # Drawn where it is, by a generator of the device: building it on the host and copying it would stop both.
             model.draw(torch.Generator(self.device).manual_seed(seed))
+            _start_again(self.optimizers[index])
         else:
             self.models[index] = self._built(seed)
-        self.optimizers[index] = self._optimizer(self.models[index])
+            self.optimizers[index] = self._optimizer(self.models[index])
         self.counters[index] = 0
 
     def _train(self, index: int, loss: Loss) -> None:
@@ -121,3 +123,10 @@ class Pool:
         self.counters = list(state["counters"])
         self.current = int(state["current"])
         self.generator.set_state(state["generator"])
+
+
+def _start_again(optimizer: torch.optim.Optimizer) -> None:
+    """Make the state of an Adam that of a new one, in place: moments and the number of steps are 0."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()

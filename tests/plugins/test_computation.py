@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,7 @@ from bpcbench.records import Facts
 from bpcbench.testing import MethodConformance, context, toy_data, toy_inputs
 from bpcbench_distill.method import FRePo
 from bpcbench_torch import computation
-from bpcbench_torch.computation import Compiled, Computation
+from bpcbench_torch.computation import Compiled, Computation, _missing_compiler
 from bpcbench_torch.networks import ConvBN
 from bpcbench_torch.pool_method import PoolMethod
 from bpcbench_vbpc.method import VBPC
@@ -177,3 +178,18 @@ def test_chunks_bound_the_predicted_memory() -> None:
         facts = Facts(shape=shape, classes=classes, sizes={"train": 10_000})
         whole, parts = (VBPC(network=ConvBN(), chunk=chunk).peak_bytes(facts, ipc) for chunk in (None, 250))
         assert parts < 0.7 * whole
+
+
+def test_what_triton_lacks_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "triton" in _missing_compiler("cuda")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert _missing_compiler("cuda").startswith("a C compiler")
+    compiler = tmp_path / "gcc"
+    compiler.touch(mode=0o755)
+    assert _missing_compiler("cuda") is None
+    compiler.rename(tmp_path / "mine")
+    monkeypatch.setenv("CC", "mine")
+    assert _missing_compiler("cuda") is None

@@ -15,7 +15,7 @@ from bpcbench_distill.method import FRePo
 from bpcbench_distill.rcig import RCIG
 from bpcbench_torch.convnet import _truncated_normal
 from bpcbench_torch.networks import ConvBN
-from bpcbench_torch.pool import Pool
+from bpcbench_torch.pool import Pool, _start_again
 from bpcbench_vbpc.method import VBPC
 
 NETWORK = ConvBN(width=4)
@@ -77,3 +77,23 @@ def test_a_pool_on_a_gpu_keeps_its_addresses() -> None:
 def test_it_distils_on_a_gpu(method: Method, tmp_path: Path) -> None:
     coreset = method.distil(toy_data(), 2, toy_inputs(), context(tmp_path, device="cuda"))
     assert np.isfinite(coreset.images).all()
+
+
+def test_an_adam_that_starts_again_is_a_new_one_in_the_same_memory() -> None:
+    def steps(optimizer: torch.optim.Optimizer, leaf: torch.Tensor) -> None:
+        for factor in (1.0, -0.3, 2.0):
+            leaf.grad = factor * torch.arange(1.0, 4.0)
+            optimizer.step()
+
+    used, new = (torch.ones(3, requires_grad=True) for _ in range(2))
+    again, first = (torch.optim.Adam([leaf], 0.1, fused=True) for leaf in (used, new))
+    steps(again, used)
+    before = [value.data_ptr() for value in again.state[used].values()]
+    assert not torch.equal(used, new)
+    with torch.no_grad():
+        used.fill_(1.0)
+    _start_again(again)
+    steps(again, used)
+    steps(first, new)
+    assert torch.equal(used, new)
+    assert [value.data_ptr() for value in again.state[used].values()] == before

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bpcbench.records import Facts
 from bpcbench.running.numerics import settle
+from bpcbench_torch import convnet
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork, ConvNN
 
 FAMILY = [ConvBN, ConvIN, ConvGN, ConvNN]
@@ -195,3 +196,26 @@ def test_operations_of_a_forward_pass_are_those_that_torch_counts(options, shape
 
     for network in (ConvBN(width=4, **options), ConvNN(width=3, **options)):
         assert network.operations(shape, 7) == forward(network, shape, 7)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("network", FAMILY)
+def test_the_layout_is_that_of_the_device(
+    network: type[ConvNetwork], order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouped, rule = network.norm in ("in", "gn"), convnet.memory_format
+    cpu = torch.contiguous_format if grouped and order == "conv-first" else torch.channels_last
+    cuda = torch.contiguous_format if grouped else torch.channels_last
+    assert (rule(network.norm, order), rule(network.norm, order, "cuda")) == (cpu, cuda)
+    # The meta device, which is always there, takes the part of CUDA.
+    monkeypatch.setattr(
+        convnet,
+        "memory_format",
+        lambda kind, order, device="cpu": rule(kind, order, "cuda" if device == "meta" else device),
+    )
+    model = network(width=4, order=order).build((3, 8, 8), 3, 0)
+    assert model.memory_format is cpu
+    assert model.convs[1].weight.is_contiguous(memory_format=cpu)
+    model.to("meta")
+    assert model.memory_format is cuda
+    assert model.convs[1].weight.is_contiguous(memory_format=cuda)
