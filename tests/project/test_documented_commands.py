@@ -12,6 +12,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import gallery
 import numpy as np
@@ -47,19 +48,6 @@ SUITE: dict[str, object] = {
     "seeds": {"distil": 2, "evaluate": 1},
     "tune": {"trials": 2, "objective": "nll", "space": {"vbpc": {"rate": [0.1, 0.2]}}},
 }
-WHOLE_SUITE: dict[str, object] = {
-    **SUITE,
-    "datasets": {"digits": {"plugin": "spots"}, "mnist": {"plugin": "spots"}},
-    "ipc": [1],
-    "methods": {
-        "random": {"plugin": "pick"},
-        "vbpc": {"plugin": "fade", "steps": 2},
-        "vbpc-fixed": {"plugin": "fade", "steps": 1},
-    },
-    "inferences": {"network": {"plugin": "centroid"}, "vi-100": {"plugin": "centroid", "heat": 4}},
-    "evaluators": {"classification": None, "posterior": {"inference": "centroid"}},
-}
-"""With every label that a documented report names."""
 VIEWS = (
     *("compare", "data", "doctor", "figure", "leaderboard", "list"),
     *("logs", "plan", "report", "schema", "show", "status"),
@@ -76,11 +64,16 @@ ELSEWHERE = {
 
 
 def documented() -> list[str]:
-    """Every `bpcbench ...` in a shell block, without comments."""
-    blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.S)]
-    lines = [line.partition("  #")[0] for block in blocks for line in block.splitlines()]
-    # NAME stands for any of several suites.
-    found = (part.strip().replace("/NAME", "/optimiser") for line in lines for part in line.split("&&"))
+    """Every `bpcbench ...` in a shell block, without comments, and with the values of shell variables."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.S):
+            variables = dict(re.findall(r"^([A-Z]+)='(.*)'$", block, re.M))
+            for line in block.splitlines():
+                for name, value in variables.items():
+                    line = line.replace(f'"${name}"', shlex.quote(value))
+                # NAME stands for any of several suites.
+                found += [part.strip().replace("/NAME", "/optimiser") for part in line.partition("  #")[0].split("&&")]
     return sorted({part for part in found if part.startswith("bpcbench ")})
 
 
@@ -104,15 +97,26 @@ def of_shipped_suite(command: str) -> bool:
     return name.removeprefix("suites/").removesuffix(".yaml") in shipped()
 
 
+def of_another_suite(command: str) -> bool:
+    """Whether a command reads the results of a shipped suite other than the quickstart."""
+    return starts(command, "report", "figure") and of_shipped_suite(command) and "quickstart" not in command
+
+
 def starts(command: str, *verbs: str) -> bool:
     return shlex.split(command)[1] in verbs
 
 
 COMMANDS = [command for command in documented() if not elsewhere(command)]
-PLANNED = [command for command in COMMANDS if starts(command, "run", "anytime", "tune") and of_shipped_suite(command)]
-SLOW = [command for command in COMMANDS if starts(command, "sync", "tune", "anytime")]
-"""They start processes or import MLflow, which takes seconds."""
-RUN = [command for command in COMMANDS if command not in (*PLANNED, *SLOW)]
+OF_SUITES = [command for command in COMMANDS if of_shipped_suite(command)]
+TO_PLAN = [command for command in OF_SUITES if starts(command, "run", "anytime", "tune", "report", "figure")]
+PLANNED = list({(parsed(command).suite, *parsed(command).overrides): command for command in TO_PLAN}.values())
+SLOW = [command for command in COMMANDS if starts(command, "sync", "tune", "anytime", "doctor")]
+"""They start processes or import MLflow and whatever else there is, which takes seconds."""
+RUN = [
+    command
+    for command in COMMANDS
+    if command not in SLOW and not (starts(command, "run") and of_shipped_suite(command))
+]
 
 
 @pytest.mark.parametrize("command", documented())
@@ -137,21 +141,12 @@ def test_every_page_is_read_and_every_exception_is_needed() -> None:
         assert (ROOT / reason.partition(": ")[2]).exists(), reason
 
 
-def of_shelf(command: str) -> bool:
-    """Whether a command reads the results of another suite than the quickstart."""
-    return starts(command, "report", "figure") and of_shipped_suite(command) and "quickstart" not in command
-
-
 @pytest.fixture(scope="module")
 def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with small stores and files under the names that the documentation uses."""
     folder = tmp_path_factory.mktemp("documented")
     with gallery.plugins(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
-        for command in filter(of_shelf, RUN):
-            arguments = parsed(command)
-            name = read(registry(), arguments.suite)[0].values["name"]
-            fill(folder, name, "shelf", *arguments.overrides, suite=WHOLE_SUITE)
         fill(folder, "my", "results")
         fill(folder, "digits", "results")
         # There are two of the quickstart, and one is the latest.
@@ -168,6 +163,28 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         images = np.random.default_rng(0).random((4, 3, 8, 8), np.float32)
         np.savez(folder / "theirs.npz", images=images, labels=np.arange(4) % 2)
         yield folder
+
+
+def stand_in(folder: Path, command: str) -> list[str]:
+    """Run a small suite under the name of the one that a command reports; return the command's words for it.
+
+    It has the labels that the command names; overrides, which are the suite's own, are left out.
+    """
+    arguments = parsed(command)
+    name = str(read(registry(), arguments.suite)[0].values["name"])
+    plugins = {"methods": ("against", "fade"), "inferences": ("against_inference", "centroid")}
+    plugins["networks"] = ("against_network", "line")
+    labels = {key: getattr(arguments, option, None) for key, (option, _) in plugins.items()}
+    added = {key: {labels[key]: {"plugin": plugins[key][1]}} for key in labels if labels[key]}
+    suite = {key: {**named(SUITE[key]), **added.get(key, {})} for key in plugins}
+    fill(folder, name.replace("/", "-"), "shelf", suite={**SUITE, **suite, "ipc": [1]})
+    words = [word for word in shlex.split(command)[1:] if word not in arguments.overrides]
+    words[1] = name.replace("/", "-")
+    return [*words, "--out", "shelf"]
+
+
+def named(labels: Any) -> dict[str, object]:
+    return dict(labels) if isinstance(labels, dict) else dict.fromkeys(labels)
 
 
 def fill(folder: Path, name: str, store: str, *overrides: str, suite: Mapping[str, object] = SUITE) -> None:
@@ -201,10 +218,12 @@ def places(stocked: Path) -> Mapping[str, str]:
 @pytest.fixture
 def desk(request: pytest.FixtureRequest, stocked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, or a copy of it for a command that may change a store; it is the current one."""
-    folder = stocked
-    if not starts(request.node.callspec.params["command"], *VIEWS):
+    folder, command = stocked, request.node.callspec.params["command"]
+    if not starts(command, *VIEWS):
         folder = tmp_path / "desk"
-        shutil.copytree(stocked, folder, symlinks=True, ignore=shutil.ignore_patterns("shelf"))
+        shutil.copytree(stocked, folder, symlinks=True)
+    elif of_another_suite(command):
+        folder = tmp_path
     monkeypatch.chdir(folder)
     # Nothing here has to outlive a loss of power.
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
@@ -228,8 +247,8 @@ def test_it_runs(command: str, desk: Path, places: Mapping[str, str], capsys: py
     words = [places.get(word, word) for word in shlex.split(command)[1:]]
     if words[0] == "run":
         words += ["--in-process", "--no-mlflow"]
-    if of_shelf(command):
-        words += ["--out", "shelf"]
+    if of_another_suite(command):
+        words = stand_in(desk, command)
     if command.startswith("bpcbench export results/imported/"):
         assert main(["import", "theirs.npz", "--as", "theirs"]) == 0
     assert_done(words, capsys)
