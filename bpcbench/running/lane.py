@@ -197,6 +197,7 @@ class Lane:
                 return
             if (planned.id in self._busy or planned.id in self._lost) and self._in_store(planned):
                 self.queue.take(planned)
+                self._tidy(planned)
                 self.host.finished(planned, Outcome(planned.id, "cached"))
                 continue
             task = self.host.task(planned, slots)
@@ -324,11 +325,14 @@ class Lane:
         if recorded is not None:
             return recorded
         if self._in_store(attempt.planned):
-            # It was lost between its commit and the end of its work.
-            with contextlib.suppress(Busy, OSError, BpcbenchError), self.store.lock(attempt.planned.id):
-                self.store.discard_scratch(attempt.planned.id)
+            self._tidy(attempt.planned)
             return replace(event, status="done", lost=False, message="")
         return replace(event, status="failed", lost=True, message=event.message or "the worker left no outcome")
+
+    def _tidy(self, planned: PlannedStage) -> None:
+        """Remove the scratch of a stage whose worker was lost between its commit and the end of its work."""
+        with contextlib.suppress(Busy, OSError, BpcbenchError), self.store.lock(planned.id):
+            self.store.discard_scratch(planned.id)
 
     def _in_store(self, planned: PlannedStage) -> bool:
         return all(self.store.has(address) for address in planned.stage.addresses)

@@ -21,7 +21,7 @@ from bpcbench.store.store import Store
 from bpcbench.store.verification import verify
 
 pytestmark = pytest.mark.campaign
-CALLS = ("fsync", "rename", "replace", "unlink", "mkdir", "rmdir")
+CALLS = ("fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "write")
 KEYS = [f"{number:032x}" for number in range(3)]
 OLD, NEW = (Address("prerequisite", key, "final") for key in KEYS[:2])
 ARRAYS = {"images": np.arange(5000, dtype=np.float32), "targets": np.arange(10)}
@@ -92,7 +92,37 @@ def interrupted(operation: Callable[[Store], None], root: Path, at: int, *, afte
 
     for name in CALLS:
         setattr(os, name, partial(faulty, getattr(os, name), name))
+    real = Path.open
+
+    def opened(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if "r" in mode:
+            return real(path, mode, *arguments, **options)
+        return _Stream(faulty(partial(real, path, mode), "open", *arguments, **options), faulty)
+
+    Path.open = opened  # type: ignore[assignment,method-assign]
     operation(Store.open(root, create=False))
+
+
+class _Stream:
+    """A file whose writes may fail in the middle: the first half is on the disk."""
+
+    def __init__(self, below: Any, faulty: Callable[..., Any]) -> None:
+        self.below, self.faulty = below, faulty
+
+    def write(self, content: bytes) -> int:
+        half = len(content) // 2
+        self.below.write(content[:half])
+        self.below.flush()
+        return half + int(self.faulty(self.below.write, "write", content[half:]))
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.below.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.below, name)
 
 
 def check(root: Path) -> None:
@@ -136,6 +166,7 @@ def test_every_moment(operation: Callable[[Store], None], how: str, tmp_path: Pa
         faults += 1
         if how == "full" and at >= 25:
             break
+    print(f"{operation.__name__}, {how}: {faults} faults")
     assert faults > 0
 
 
