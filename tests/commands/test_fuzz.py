@@ -266,6 +266,7 @@ IMPORTS = {
 
 
 @fuzzed(0.15)
+@example("a.pt", [("flip", 0.0, b""), ("insert", 0.75, b"\x00")])
 @given(st.sampled_from(sorted(IMPORTS)), EDITS)
 def _imports(answers: Answers, name: str, edits: list[tuple[str, float, bytes]]) -> None:
     Path(name).write_bytes(changed(IMPORTS[name], edits))
