@@ -140,11 +140,16 @@ class ConvNet(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ConvNet:
         """Do what `to` asks for; on a device of another type the layout is the one of that."""
         before = self.head.weight.device.type
-        super()._apply(fn, recurse)
-        device = self.head.weight.device.type
-        if device != before:
-            self.memory_format = memory_format(self.norm, self.order, device)
-            self.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # missing in torch's stubs
+
+        def laid(value: Tensor) -> Tensor:
+            found = fn(value)
+            if found.dim() == 4 and found.device.type != value.device.type:
+                found = found.to(memory_format=memory_format(self.norm, self.order, found.device.type))
+            return found
+
+        super()._apply(laid, recurse)
+        if self.head.weight.device.type != before:
+            self.memory_format = memory_format(self.norm, self.order, self.head.weight.device.type)
         return self
 
     def draw(self, generator: torch.Generator) -> None:
