@@ -37,6 +37,7 @@ DECLARED = {
 ONCE = {
     "batches.py:__init__": "training data and labels move to the device",
     "context.py:_as_floats": "all values logged since the last flush, together, twice a second",
+    "convnet.py:laid": "a network moves to the device",
     "distillation.py:coreset": "a snapshot of the coreset, or the result",
     "distillation.py:distil": "initial images, labels and the network move to the device",
     "expert.py:__init__": "training data and labels move to the device",
