@@ -16,6 +16,7 @@ from bpcbench.errors import BpcbenchError, UserError, unknown
 from bpcbench.store.invocations import Invocation, invocations, readable
 from bpcbench.store.manifest import Manifest
 from bpcbench.store.store import Store
+from bpcbench.text import counted
 
 
 def _invocations(arguments: argparse.Namespace) -> tuple[Store, list[Invocation]]:
@@ -69,7 +70,7 @@ def sync(arguments: argparse.Namespace) -> int:
                 latest=one is latest[one.name],
             )
         failed = f" and {added.failed} that failed" if added.failed else ""
-        print(f"{one.title}: {added.finished} cells added to MLflow{failed}")
+        print(f"{one.title}: {counted(added.finished, 'cell')} added to MLflow{failed}")
     return 0
 
 

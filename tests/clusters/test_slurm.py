@@ -163,7 +163,7 @@ def test_two_runs_share_the_work_and_one_does_not_stop_the_other(
     first = start(toy)
     both_loop(toy)
     second = start(toy)
-    until(lambda: toy.output().count("1 cells") + toy.output().count("2 cells") >= 2)
+    until(lambda: toy.output().count("1 cell, ") + toy.output().count("2 cells") >= 2)
     until(lambda: any(job[1] == "PENDING" for job in slurm.jobs().values()) or second.poll() is not None, 60)
     second.send_signal(signal.SIGINT)
     assert second.wait(60) == 130, toy.output()

@@ -39,11 +39,13 @@ QUICK = RCIG(
 )
 
 
+@pytest.mark.campaign
 class TestRCIG(MethodConformance):
     plugin = replace(QUICK, steps=5, network=ConvNN(width=2), batch=8, inner_lr=1e-3, hvp_lr=0.1)
     interruptions = (3,)
 
 
+@pytest.mark.campaign
 class TestRCIGVariants(MethodConformance):
     plugin = replace(
         QUICK,
@@ -63,6 +65,7 @@ class TestRCIGInference(InferenceConformance):
     network = SMALL
 
 
+@pytest.mark.campaign
 def test_it_resumes_in_the_middle_of_search_and_adaptation(tmp_path, monkeypatch):
     """Interrupted after the search of step 0 and just before the rates adapt, here every 8 steps."""
     monkeypatch.setattr(rates, "_INTERVAL", 8)
@@ -191,6 +194,7 @@ def test_chunks_give_the_same_gradients(explicit):
         torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("network", [SMALL, ConvBN(width=4, order="conv-first")], ids=lambda one: one.name)
 def test_a_run_in_chunks_is_one_of_all_rows_up_to_rounding(network, tmp_path):
     """With BatchNorm as well: the pool's own updates then see all rows."""
@@ -203,6 +207,7 @@ def test_a_run_in_chunks_is_one_of_all_rows_up_to_rounding(network, tmp_path):
     np.testing.assert_allclose(parts.targets, whole.targets, atol=2e-3)
 
 
+@pytest.mark.campaign
 def test_chunks_bound_what_is_allocated():
     """An eighth of the rows through the network at a time, where the Jacobian is no matrix."""
     model = ConvNN(width=8, softplus=60.0).build((3, 8, 8), 3, 0).eval()

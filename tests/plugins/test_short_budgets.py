@@ -27,6 +27,7 @@ SMALL = ConvBN(width=4)
 SHORT = VBPC(steps=6, network=SMALL, batch=16, pool=3, updates=4, augmentation="none")
 
 
+@pytest.mark.campaign
 class TestVBPC(MethodConformance):
     plugin = VBPC(
         steps=6,
@@ -128,6 +129,7 @@ def test_an_aged_pool_has_networks_of_all_ages_and_the_same_counters():
     assert not any(model.training for model in pool.models)
 
 
+@pytest.mark.campaign
 def test_the_fitted_scale_changes_labels_by_one_factor_that_lowers_the_nll(tmp_path):
     plain = replace(SHORT, steps=20, lr=0.01)
     fitted = replace(plain, label_fit=5)

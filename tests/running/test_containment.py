@@ -263,7 +263,7 @@ def test_one_bad_record_of_a_suite_does_not_stop_the_others(run, tmp_path):
         (copy / "suite.json").write_text(text)
     done = run("sync")
     assert done.returncode == 0, done.stderr
-    assert "1 cells added" in done.stdout
+    assert "1 cell added" in done.stdout
     for name in ("bad", "worse"):
         assert f"{name}/{manifest.name} is passed over" in done.stderr
 

@@ -103,7 +103,7 @@ def test_a_successor_takes_over_from_the_dead(toy: Toy) -> None:
     first = toy.start(pace=0.2)
     until(lambda: toy.scratch("*/*/checkpoint-*"))
     second = toy.start()
-    until(lambda: toy.output().count("1 cells") == 2)
+    until(lambda: toy.output().count("1 cell, ") == 2)
     first.kill()
     first.wait()
     assert second.wait(60) == 0
