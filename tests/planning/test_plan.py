@@ -260,12 +260,13 @@ def test_an_empty_grid_is_an_error(planning: Planning, overrides: list[str], mes
 
 
 def test_ten_thousand_cells_are_planned_in_seconds(planning: Planning) -> None:
+    """In CPU seconds: what else the machine does hardly counts. The bound is generous: about one second is usual."""
     methods = {f"m{i}": {"plugin": "guided", "steps": i} for i in range(5)}
     networks = {f"n{i}": {"plugin": "line", "width": i} for i in range(5)}
-    begin = time.perf_counter()
+    begin = time.process_time()
     plan = planning("ipc=[1, 2, 5, 10]", "seeds=10", methods=methods, networks=networks)
-    took = time.perf_counter() - begin
-    print(f"\n{len(plan.cells):,} cells, {len(plan.stages):,} stages planned in {took:.2f} s")
+    took = time.process_time() - begin
+    print(f"\n{len(plan.cells):,} cells, {len(plan.stages):,} stages planned in {took:.2f} CPU s")
     assert len(plan.cells) == 10_000
     assert counts(plan)["predict"] == 10_000
     assert took < 20

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,10 +59,21 @@ def processes(mark: str) -> list[int]:
     return found
 
 
-def ended_by(command: list[str], port: int, number: int, folder: Path) -> tuple[int, str]:
+def asked_by(host: str, port: int) -> int:
+    """Return the status of an answer to a request that names a host."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Host": host})
+    try:
+        return int(urllib.request.urlopen(request, timeout=20).status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def ended_by(
+    command: list[str], port: int, number: int, folder: Path, look: Callable[[], object] = lambda: None
+) -> tuple[int, str]:
     """Start a command, wait until the port answers, send a signal; return the exit code and what was printed.
 
-    No process of it may be left.
+    No process of it may be left. `look` is called while it runs.
     """
     mark = f"BPCBENCH_TEST_MARK={folder}"
     environment = {**os.environ, "BPCBENCH_TEST_MARK": str(folder)}
@@ -77,6 +90,7 @@ def ended_by(command: list[str], port: int, number: int, folder: Path) -> tuple[
                 time.sleep(0.1)
         assert status == 200, (folder / "output.txt").read_text()
         assert len(processes(mark)) > 2, "the command, the server and its helper"
+        look()
         ui.send_signal(number)
         code = ui.wait(20)
         assert processes(mark) == []
@@ -94,7 +108,13 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 def test_the_interface_of_a_store_is_ended_with_all_its_helpers(store, tmp_path):
     port = free_port()
     command = [sys.executable, "-m", "bpcbench", "ui", "--out", str(store), "--port", str(port), "--no-browser"]
-    code, printed = ended_by(command, port, signal.SIGTERM, tmp_path)
+    statuses = []
+
+    def look() -> None:
+        statuses.extend(asked_by(host, port) for host in ("elsewhere.example", f"127.0.0.1:{port}"))
+
+    code, printed = ended_by(command, port, signal.SIGTERM, tmp_path, look)
+    assert statuses == [403, 200], "only this machine is answered"
     assert code == 128 + signal.SIGTERM
     assert f"http://127.0.0.1:{port}/#/experiments/1/runs?workflowType=machine_learning" in printed
     assert "viewStateShareKey=results" in printed
