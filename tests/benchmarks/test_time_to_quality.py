@@ -5,7 +5,8 @@
 Runs `cpu/time_to_quality` on the validation split, looks at the snapshots of its coresets, and prints for every data
 set and number of images per class: the NLL and the CPU seconds at the end of `today`, and the CPU seconds after which
 `short` is as good. Snapshots lie on a 1-2-5 grid, so these seconds are those of the next point of the grid, at most 2.5
-times too many and never too few. BPCBENCH_QUALITY holds further overrides of the suite, separated by spaces.
+times too many and never too few. BPCBENCH_QUALITY holds further overrides of the suite, separated by spaces, and
+BPCBENCH_QUALITY_OUT a store to keep.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import bpcbench
 from bpcbench.reporting.anytime import Point, points
 
 METRIC = "nll"
+STEPS = (100, 200, 500, 1000, 2000)
+"""Snapshots that are looked at, beside the end."""
 
 
 @pytest.mark.benchmark
@@ -29,7 +32,7 @@ def test_time_to_quality(tmp_path: Path) -> None:
     out = Path(os.environ.get("BPCBENCH_QUALITY_OUT", tmp_path))
     overrides = os.environ.get("BPCBENCH_QUALITY", "").split()
     session = bpcbench.Session("cpu/time_to_quality", overrides, out=out, jobs=1, track=False)
-    view, _ = session.anytime()
+    view, _ = session.anytime(STEPS)
     assert view is not None
     curves: dict[tuple[str, int], dict[str, list[Point]]] = {}
     for point in points(view.manifest, view.store, [METRIC]):
