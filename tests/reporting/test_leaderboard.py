@@ -155,8 +155,9 @@ def test_lines_are_sorted_by_the_first_metric(stores: Path) -> None:
 
 
 def test_the_command_writes_one_file_and_names_mistakes(
-    stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # no results/ here: a name that is no store is looked for there
     output = tmp_path / "board.html"
     named = [f"lab <b>={stores / 'one'}", f"{stores / 'other'}:board"]
     assert cli.main(["leaderboard", *named, "--title", "Us <i>", "--output", str(output)]) == 0
