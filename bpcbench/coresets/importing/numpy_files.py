@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from pathlib import Path
 from typing import IO
 
@@ -48,7 +49,7 @@ def read_npz(path: Path) -> Contents:
                         arrays[name] = value
                     else:
                         text[name] = value
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
             raise ValueError(f"it is damaged: {error}") from None
     if not arrays and not refused and not text:
         raise ValueError("it holds no arrays")
