@@ -51,9 +51,9 @@ are numerical integrals, not samples. "error" is formula minus log E[p]; exp(err
 
 ## Reading
 
-- The printed Σ errs by how many classes there are. Up to ten it is overconfident: too much for the winner (up to 0.10),
-  too little for the others (up to 0.23). With a hundred it is the reverse, by up to 0.58. Ten classes happen to lie
-  near the change of sign: the errors there are below 0.07.
+- The sign of the error of the printed Σ depends on the number of classes. Up to ten it is overconfident: too much for
+  the winner (up to 0.10), too little for the others (up to 0.23). With a hundred it is the reverse, by up to 0.58. Ten
+  classes happen to lie near the change of sign: the errors there are below 0.07.
 - 2Σ is right to 0.005 for two classes, where it is the well-known probit approximation; about as good as Σ for four;
   and worse for ten and more, where it is far too flat: the largest of many noisy logits is not a matter of pairs.
 - At Σ = 0.1 the printed formula is right to 0.04 for all of these class counts.
