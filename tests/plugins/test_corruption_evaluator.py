@@ -231,7 +231,8 @@ def test_the_suites_show_the_papers_columns_at_the_papers_settings(registry) -> 
     assert ours.preprocessing == theirs.preprocessing
     assert set(small.settings["cifar10", 10].methods) == {"random", "vbpc", "vbpc-augmented"}
     plain, augmented = (small.settings["cifar10", 10].methods[name] for name in ("vbpc", "vbpc-augmented"))
-    assert replace(augmented.plugin, augmentation="none") == plain.plugin
+    tuned = {name: getattr(plain.plugin, name) for name in ("lr", "label_lr", "rho")}
+    assert replace(augmented.plugin, augmentation="none", **tuned) == plain.plugin
     assert augmented.plugin.noise
     assert set(small.settings["cifar10", 10].inferences) == {"vi", "vi-augmented"}
     assert small.examples == 1000
