@@ -503,7 +503,7 @@ def _fitted_together(
     count, seconds, cpu = len(seeds), context.elapsed, context.cpu_seconds
     shared = _Shared(count, seconds / count - seconds, cpu / count - cpu)
     costs = shared.spent(context)
-    # Its own comes last: an attempt that is interrupted before does the same once more.
+    # Its own comes last: once that is there, no later attempt at this stage makes any other.
     for other, predictive in reversed(list(zip((None, *others), predictives, strict=True))):
         arrays = predictive.arrays()
         if arrays is not None:
