@@ -357,6 +357,25 @@ class Inference(Plugin, abc.ABC):
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive: a function of the options, these arguments and `ctx.seed` alone."""
 
+    def seeds_together(self) -> int:
+        """Return how many fits that differ in their seed alone `fit_together` may be asked for at a time; 1: none.
+
+        More than one needs an option that is part of keys and is 1 by default: a fit then has the same key whether it
+        was made alone or with others, so the key must say that bits may depend on it.
+        """
+        return 1
+
+    def fit_together(
+        self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context, seeds: Sequence[int]
+    ) -> Sequence[Predictive]:
+        """Return a predictive for every seed, each equal up to rounding to what `fit` returns for it.
+
+        The first seed is `ctx.seed`, and the loops of `ctx` are those of all fits. All random numbers must come from
+        `seeds`. The harness stores the `arrays()` of each, from which the stages of the other seeds restore theirs. If
+        anything is raised, every seed is fitted alone.
+        """
+        raise NotImplementedError(f"{self.name} fits one seed at a time")
+
     def restore(self, arrays: Arrays, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive from what its `arrays()` returned."""
         return self.fit(coreset, network, inputs, ctx)

@@ -597,6 +597,8 @@ class Task:
     """The name of the method, inference, evaluator, ... whose work it is."""
     run: str = ""
     """The run that submitted it; see `RunInfo.run`."""
+    along: tuple[Mapping[str, Any], ...] = ()
+    """Predictions that differ in their seed alone and whose fits it makes as well: their `key`, `label` and `stage`."""
 
     @property
     def outcome_file(self) -> Path:
@@ -607,14 +609,21 @@ class Task:
         """Return the task as JSON."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         paths = {name: str(plain[name]) for name in ("store", "data", "log")}
-        return {**plain, **paths, "preload": list(self.preload), "resources": vars(self.resources).copy()}
+        return {
+            **plain,
+            **paths,
+            "preload": list(self.preload),
+            "resources": vars(self.resources).copy(),
+            "along": list(self.along),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Task:
         """Read what `to_json` returned."""
         paths = {name: Path(value[name]) for name in ("store", "data", "log")}
         resources = Resources(**value["resources"])
-        return cls(**{**value, **paths, "preload": tuple(value["preload"]), "resources": resources})
+        along = tuple(value.get("along", ()))
+        return cls(**{**value, **paths, "preload": tuple(value["preload"]), "resources": resources, "along": along})
 
 
 def _anyones(task: Task) -> bool:

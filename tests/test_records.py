@@ -134,6 +134,7 @@ def test_a_task_survives_json(
         id="coreset:ab", kind="coreset", key="ab", body_version=1, stage=stage, label="a label", store=Path("/a/store"),
         data=Path("data"), attempt="first", log=Path("a/log"), threads=threads, device="cpu", timeout=timeout, jobs=2,
         resources=Resources(gpus, memory), preload=preload, family="f", visible=visible,
+        along=({"key": "cd", "label": "another", "stage": stage},),
     )  # fmt: skip
     again = Task.from_json(json.loads(json.dumps(task.to_json())))
     assert again == task

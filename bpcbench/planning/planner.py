@@ -66,6 +66,8 @@ class PlannedStage:
     similar: bool = False
     memory: float | None = None
     """The most bytes that the stage takes on its device, by the plugins' formulas; None if they state none."""
+    together: int = 1
+    """How many predictions that differ in their seed alone may be fitted by one of their stages."""
     exhausted: str = ""
     """The message of an earlier run in which the stage, which has no result since, ran out of memory."""
 
@@ -220,7 +222,9 @@ class Planner:
             return stage
         peak = self.once(inference_peak, inference, network, offer.facts, ipc)
         preload = (*fit.preload, *net.preload)
-        self._add(stage, label, inference, family, inference.resources, preload, memory=peak)
+        # Bits may depend on which seeds are fitted together.
+        together = 1 if self.suite.deterministic or isinstance(seed, str) else inference.seeds_together()
+        self._add(stage, label, inference, family, inference.resources, preload, memory=peak, together=together)
         return stage
 
     def reference(
@@ -282,10 +286,13 @@ class Planner:
         preload: tuple[str, ...] | None = None,
         *,
         memory: float | None = None,
+        together: int = 1,
     ) -> None:
         if stage.id not in self.stages:
             preload = self.lookup.describe(plugin).preload if preload is None else preload
-            planned = PlannedStage(stage, label, plugin.name, family, resources, preload, memory=memory)
+            planned = PlannedStage(
+                stage, label, plugin.name, family, resources, preload, memory=memory, together=together
+            )
             self.stages[stage.id] = planned
 
     def _roles(

@@ -9,8 +9,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,13 @@ from bpcbench.records import (
     union,
 )
 from bpcbench.registry.discovery import Registry, registry
+from bpcbench.running.bundles import FIT, Companion, companions, fit_of, keep_checkpoints_of
 from bpcbench.running.checkpoint import fresh_folder
 from bpcbench.running.context import StageContext
 from bpcbench.running.device import limit_threads, resolve_device
 from bpcbench.running.exhaustion import explained, ran_out, release
 from bpcbench.running.members import Members
-from bpcbench.running.numerics import of_plugins, settle
+from bpcbench.running.numerics import of_plugins, settle, synchronise
 from bpcbench.running.predictions import predict_split, read_predictions
 from bpcbench.running.queue import Outcome
 from bpcbench.running.seeding import derive, seed_globals
@@ -71,9 +73,6 @@ from bpcbench.store.folder import size
 from bpcbench.store.leases import Lease
 from bpcbench.store.locks import Busy
 from bpcbench.store.store import Store
-
-FIT = "fit"
-"""The member of a prediction that holds the fitted predictive."""
 
 Started = Callable[[StageContext], None]
 
@@ -195,14 +194,14 @@ def _options(task: Task) -> Mapping[str, Any]:
         return {}
 
 
-def _log(task: Task, trace: str) -> None:
+def _log(task: Task, trace: str, what: str = "failed") -> None:
     """Write a traceback to the task's log, where everything goes that a worker prints."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
         task.log.parent.mkdir(parents=True, exist_ok=True)
         with task.log.open("a", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write(f"{task.kind} {task.label} failed\n{trace}")
+            stream.write(f"{task.kind} {task.label} {what}\n{trace}")
             redirected = os.path.samestat(os.fstat(stream.fileno()), os.fstat(2))
         if not redirected and multiprocessing.parent_process() is None:
             sys.stderr.write(trace)
@@ -228,6 +227,16 @@ class _Attempt:
     def registry(self) -> Registry:
         return registry()
 
+    @property
+    def scratch(self) -> Path:
+        return self.store.scratch(self.task.id)
+
+    def alone(self, error: Exception, seeds: int) -> None:
+        """Say that seeds are not fitted together, and why."""
+        _log(self.task, traceback.format_exc(), "fits seeds one by one")
+        what = "out of memory" if ran_out(error) else str(error) or type(error).__name__
+        self.store.messages.append(f"{self.task.label}: {seeds} seeds are fitted one by one, not together: {what}")
+
     def build(self, spec: Spec) -> Any:
         return spec.build(self.registry)
 
@@ -241,7 +250,7 @@ class _Attempt:
             seed=seed,
             device=device,
             precision=of_plugins(precision),
-            attempt=fresh_folder(self.store.scratch(self.task.id), self.task.attempt),
+            attempt=fresh_folder(self.scratch, self.task.attempt),
             keep_snapshot=snapshot,
             lease=self.lease,
         )
@@ -257,6 +266,8 @@ class _Attempt:
         context: StageContext | None = None,
         meta: Mapping[str, Any] | None = None,
         stage: Stage | None = None,
+        *,
+        curves: bool = True,
     ) -> None:
         stage = stage or self.stage
         files = {}
@@ -282,7 +293,7 @@ class _Attempt:
             description.setdefault("seconds", round(context.elapsed, 3))
             description.setdefault("cpu_seconds", round(context.cpu_seconds, 3))
             points = b"".join(line for line in context.curves().splitlines(keepends=True) if b'"m"' in line)
-            if points:
+            if points and curves:
                 files["curves.jsonl"] = points
         address = Address(stage.kind, stage.key, member)
         if self.lease is not None and not self.lease.holds():
@@ -397,8 +408,7 @@ def _predict(attempt: _Attempt, stage: PredictStage) -> None:
     inputs = attempt.role_inputs(stage.transform, stage.prerequisites)
     inference: Inference = attempt.build(stage.inference)
     network: Network = attempt.build(stage.network)
-    context = attempt.context(derive("evaluate", stage.seed), stage.precision)
-    predictive = _fitted(attempt, stage, inference, coreset, network, inputs, context)
+    predictive, context, shared = _fitted(attempt, stage, inference, coreset, network, inputs)
     context.close()
     for split in stage.splits:
         if attempt.store.has(Address(stage.kind, stage.key, split.member)):
@@ -411,7 +421,31 @@ def _predict(attempt: _Attempt, stage: PredictStage) -> None:
         begin = time.monotonic()
         arrays = predict_split(predictive, loaded.images, loaded.labels, inputs.transform, inference.batch)
         seconds = round(time.monotonic() - begin, 3)
-        attempt.commit(split.member, arrays, context, {"predict_seconds": seconds}, stage.only(split))
+        meta = {"predict_seconds": seconds, **shared.spent(context)}
+        attempt.commit(split.member, arrays, context, meta, stage.only(split))
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What fits that were made together have cost each of them, beside what its own stage has spent.
+
+    `networks` is how many there were, 1 for a fit of its own. The stage that made them all has spent the time of the
+    others too, which its `seconds` and `cpu_seconds` take off.
+    """
+
+    networks: int = 1
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def spent(self, context: StageContext) -> dict[str, Any]:
+        """Return the costs of a result, or nothing where the context tells them itself."""
+        if self.networks == 1:
+            return {}
+        return {
+            "together": self.networks,
+            "seconds": round(context.elapsed + self.seconds, 3),
+            "cpu_seconds": round(context.cpu_seconds + self.cpu_seconds, 3),
+        }
 
 
 def _fitted(
@@ -421,16 +455,62 @@ def _fitted(
     coreset: Coreset,
     network: Network,
     inputs: Inputs,
-    context: StageContext,
-) -> Predictive:
-    kept = Address(stage.kind, stage.key, FIT)
-    if attempt.store.has(kept):
-        return inference.restore(dict(attempt.store.read(kept).arrays), coreset, network, inputs, context)
+) -> tuple[Predictive, StageContext, _Shared]:
+    """Return the fit of a stage: the stored one, or a new one, which is stored."""
+    kept = fit_of(stage)
+    stored = attempt.store.has(kept)
+    others = [] if stored else companions(attempt.task, attempt.store.has)
+    seed = derive("evaluate", stage.seed)
+    keep_checkpoints_of(attempt.scratch, others)
+    context = attempt.context(seed, stage.precision)
+    if stored:
+        artefact = attempt.store.read(kept)
+        shared = _Shared(*(artefact.meta.get(name, 0) for name in ("together", "seconds", "cpu_seconds")))
+        predictive = inference.restore(dict(artefact.arrays), coreset, network, inputs, context)
+        return predictive, context, shared if shared.networks > 1 else _Shared()
+    if others:
+        try:
+            return _fitted_together(attempt, stage, others, inference, coreset, network, inputs, context)
+        except Exception as error:
+            # One of them must not cost the others their results, and more memory than there is must cost none.
+            attempt.alone(error, 1 + len(others))
+            release(error)
+        keep_checkpoints_of(attempt.scratch, [])
+        context = attempt.context(seed, stage.precision)
     predictive = inference.fit(coreset, network, inputs, context)
     arrays = predictive.arrays()
     if arrays is not None:
         attempt.commit(FIT, arrays, context, stage=replace(stage, splits=()))
-    return predictive
+    return predictive, context, _Shared()
+
+
+def _fitted_together(
+    attempt: _Attempt,
+    stage: PredictStage,
+    others: Sequence[Companion],
+    inference: Inference,
+    coreset: Coreset,
+    network: Network,
+    inputs: Inputs,
+    context: StageContext,
+) -> tuple[Predictive, StageContext, _Shared]:
+    """Return the fit of a stage, made and stored together with those of others, each under its own key."""
+    seeds = [derive("evaluate", one.seed) for one in (stage, *(other.stage for other in others))]
+    predictives = list(inference.fit_together(coreset, network, inputs, context, seeds))
+    if len(predictives) != len(seeds):
+        raise ValueError(f"{inference.name}.fit_together returned {len(predictives)} of {len(seeds)} predictives")
+    synchronise()
+    count, seconds, cpu = len(seeds), context.elapsed, context.cpu_seconds
+    shared = _Shared(count, seconds / count - seconds, cpu / count - cpu)
+    costs = shared.spent(context)
+    # Its own comes last: once that is there, no later attempt at this stage makes any other.
+    for other, predictive in reversed(list(zip((None, *others), predictives, strict=True))):
+        arrays = predictive.arrays()
+        if arrays is not None:
+            one = stage if other is None else other.stage
+            label = {} if other is None else {"label": other.label}
+            attempt.commit(FIT, arrays, context, costs | label, replace(one, splits=()), curves=other is None)
+    return predictives[0], context, shared
 
 
 def _score(attempt: _Attempt, stage: ScoreStage) -> None:

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import threading
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bpcbench.planning.planner import PlannedStage
@@ -45,12 +45,14 @@ class ResourceClass:
 class Queue:
     """The stages of a plan that are to do, handed out as they become ready, in the order in which they do.
 
-    A stage is waiting, ready, delayed, under way or over. Ready stages are kept by class of resources, so that looking
-    for the next one costs the number of classes, not the number of stages. Safe to use from several threads; `changed`
-    is notified when stages become ready or are over.
+    A stage is waiting, ready, delayed, under way or over. `after` names, by the id of a stage, one that it waits for
+    without needing it: when that is over, however it ended, the other is as ready as it would be without. Ready stages
+    are kept by class of resources, so that looking for the next one costs the number of classes, not the number of
+    stages. Safe to use from several threads; `changed` is notified when stages become ready or are over.
     """
 
-    def __init__(self, stages: Sequence[PlannedStage]) -> None:
+    def __init__(self, stages: Sequence[PlannedStage], after: Mapping[str, str] | None = None) -> None:
+        after = after or {}
         self.changed = threading.Condition(threading.RLock())
         self._stages = {planned.id: planned for planned in stages}
         self._order = itertools.count()
@@ -60,12 +62,16 @@ class Queue:
         self._left = Counter(planned.kind == "score" for planned in self._stages.values())
         self._blocking: dict[str, int] = {}
         self._dependants: dict[str, list[str]] = {}
+        self._followers: dict[str, list[str]] = {}
         for planned in self._stages.values():
             needs = [need for need in planned.stage.needs if need in self._stages]
-            self._blocking[planned.id] = len(needs)
+            first = after.get(planned.id)
+            self._blocking[planned.id] = len(needs) + (first in self._stages)
             for need in needs:
                 self._dependants.setdefault(need, []).append(planned.id)
-            if not needs:
+            if first in self._stages:
+                self._followers.setdefault(first, []).append(planned.id)
+            if not self._blocking[planned.id]:
                 self._make_ready(planned)
 
     def _make_ready(self, planned: PlannedStage) -> None:
@@ -132,14 +138,19 @@ class Queue:
             self._left[planned.kind == "score"] -= 1
             skipped: list[PlannedStage] = []
             if status in ("done", "cached"):
-                for name in self._dependants.get(planned.id, ()):
-                    self._blocking[name] -= 1
-                    if self._blocking[name] == 0 and name in self._waiting:
-                        self._make_ready(self._stages[name])
+                self._unblock(self._dependants.get(planned.id, ()))
             elif status == "failed":
                 skipped = list(self._skip_dependants(planned.id))
+            if status in ("done", "cached", "failed"):
+                self._unblock(self._followers.get(planned.id, ()))
             self.changed.notify_all()
             return skipped
+
+    def _unblock(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._blocking[name] -= 1
+            if self._blocking[name] == 0 and name in self._waiting:
+                self._make_ready(self._stages[name])
 
     def _skip_dependants(self, failed: str) -> Iterator[PlannedStage]:
         for name in self._dependants.get(failed, ()):

@@ -9,7 +9,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from bpcbench.planning.plan import Plan
 from bpcbench.planning.planner import PlannedStage
 from bpcbench.records import RunInfo, StageEvent, Task
 from bpcbench.registry.discovery import Registry
+from bpcbench.running.bundles import Bundles
 from bpcbench.running.engines import Inline, Local
 from bpcbench.running.events import Listener, Monitor
 from bpcbench.running.lane import Lane, StopRequest
@@ -93,7 +94,8 @@ class Runner:
         stages = self.plan.to_do()
         if not stages:
             return Result({})
-        self._queue = Queue(stages)
+        self._bundles = Bundles.of(stages, self.store.has)
+        self._queue = Queue(stages, after=self._bundles.leader)
         self._stop = StopRequest(when_submitted=self.detach)
         self._run = uuid.uuid4().hex
         self._monitor = Monitor(self.listeners, self.report, self._stopping)
@@ -171,6 +173,7 @@ class Runner:
     def task(self, planned: PlannedStage, jobs: int) -> Task:
         """Return a new attempt at a stage, in a pool of `jobs` slots."""
         suite = self.plan.suite
+        along = self._bundles.along(planned)
         return make_task(
             planned,
             self.store.root,
@@ -178,9 +181,10 @@ class Runner:
             log=self.log_of(planned),
             threads=suite.threads,
             device=suite.device,
-            timeout=suite.timeout,
+            timeout=None if suite.timeout is None else suite.timeout * (1 + len(along)),
             jobs=jobs,
             run=self._run,
+            along=along,
         )
 
     def begun(self, planned: PlannedStage, task: Task) -> None:
@@ -255,6 +259,7 @@ def make_task(
     timeout: float | None = None,
     jobs: int = 1,
     run: str = "",
+    along: tuple[Mapping[str, Any], ...] = (),
 ) -> Task:
     """Return a new attempt at a planned stage."""
     return Task(
@@ -277,6 +282,7 @@ def make_task(
         family=planned.family,
         plugin=planned.plugin,
         run=run,
+        along=along,
     )
 
 

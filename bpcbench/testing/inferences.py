@@ -27,6 +27,8 @@ from bpcbench.testing.toys import (
 
 TOLERANCE = 1e-5
 """How much a log-probability may move when the test batch is split or permuted."""
+TOGETHER_TOLERANCE = 1e-3
+"""How much a log-probability may move when seeds are fitted together."""
 _ALONE = (
     "an image's prediction depends on the other images of its batch. Predict in evaluation mode, with statistics of "
     "the coreset and none of the test batch"
@@ -131,6 +133,37 @@ class InferenceConformance(PluginConformance):
         restored = self.ready().restore(copies, self.coreset(), self.network, self.inputs(), context(tmp_path / "b"))
         before, after = ({"log_probs": p.predict(self._images()).log_probs} for p in (predictive, restored))
         same(before, after, "restore(arrays()) predicts other bits than the fit: keep all that the predictive uses")
+
+    def _together(self, ctx: Any) -> list[Predictive]:
+        """Return the predictives of up to three seeds from 0 on, or skip the test."""
+        plugin = self.ready()
+        if plugin.seeds_together() == 1:
+            raise SkipTest("it fits one seed at a time: seeds_together() is 1")
+        seeds = list(range(min(3, plugin.seeds_together())))
+        return list(plugin.fit_together(self.coreset(), self.network, self.inputs(), ctx, seeds))
+
+    def test_together(self, tmp_path: Path) -> None:
+        """Seeds that are fitted together predict what each does alone, up to rounding, also when restored."""
+        for seed, predictive in enumerate(self._together(context(tmp_path / "together"))):
+            arrays = predictive.arrays()
+            assert arrays is not None, "arrays() gives None, so the other seeds cannot have what was fitted for them"
+            ctx = context(tmp_path / f"restored-{seed}", seed=seed)
+            copies = {name: np.array(value) for name, value in arrays.items()}
+            restored = self.ready().restore(copies, self.coreset(), self.network, self.inputs(), ctx)
+            alone = self._fit(context(tmp_path / f"alone-{seed}", seed=seed))
+            wanted, *found = (one.predict(self._images()).log_probs for one in (alone, predictive, restored))
+            for log_probs in found:
+                message = f"seed {seed} predicts something else when it is fitted together with others"
+                np.testing.assert_allclose(log_probs, wanted, rtol=0, atol=TOGETHER_TOLERANCE, err_msg=message)
+
+    def test_together_resumes_exactly(self, tmp_path: Path) -> None:
+        """A fit of several seeds that was interrupted at any step and resumed predicts the same bits."""
+
+        def arrays(ctx: Any) -> dict[str, Array]:
+            found = enumerate(self._together(ctx))
+            return {f"log_probs.{seed}": one.predict(self._images()).log_probs for seed, one in found}
+
+        resumes(arrays, tmp_path, self.interruptions)
 
     def test_weights(self, tmp_path: Path) -> None:
         """The weights of rows matter, or the inference refuses them with a reason."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -71,24 +72,29 @@ class SampledPredictive(DevicePredictive):
         return {"theta": np.stack([self.theta(member).cpu().numpy() for member in range(count)]), **kept}
 
 
-def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) -> SampledPredictive:
-    """Run the chains on a coreset, log convergence diagnostics, and return the predictive of the samples."""
+def fit(
+    inference: Sampler, coreset: Coreset, network: Network, ctx: Context, seeds: Sequence[int]
+) -> list[SampledPredictive]:
+    """Run the chains of every seed on a coreset, and return the predictive of each seed's samples.
+
+    Those of several seeds go through the network together. Convergence diagnostics of the first are logged.
+    """
     if ctx.precision != "float32":
         raise ValueError(f"{inference.name} computes in float32, not in {ctx.precision!r}")
-    shape, seeds = coreset.images.shape[1:], inference.seeds(ctx.seed)
+    shape, of_chains = coreset.images.shape[1:], [one for seed in seeds for one in inference.seeds(seed)]
     images = torch.tensor(coreset.images, device=ctx.device)
     targets = torch.tensor(coreset.targets, device=ctx.device)
     scale = inference.scale(coreset)
     targets = targets.long() if coreset.convention == "class" else targets.float() / scale
-    flats = [FlatNetwork(network.build(shape, coreset.classes, seed).to(ctx.device)) for seed in seeds]
-    noise = [torch.Generator(ctx.device).manual_seed(seed) for seed in seeds]
+    flats = [FlatNetwork(network.build(shape, coreset.classes, seed).to(ctx.device)) for seed in of_chains]
+    noise = [torch.Generator(ctx.device).manual_seed(seed) for seed in of_chains]
     theta = torch.stack([flat.initial() for flat in flats])
     if inference.start == "normal":
         theta = torch.stack([0.1 * torch.randn(flats[0].size, generator=g, device=ctx.device) for g in noise])
     prior = Prior.of(inference.prior, inference.weight_decay, flats[0].size)
     weights = relative_weights(coreset, ctx.device)
     batch = (images, targets) if weights is None else (images, targets, weights)
-    choosers = [_Chooser(batch, inference, seed) for seed in seeds] if inference.stochastic(coreset) else None
+    choosers = [_Chooser(batch, inference, seed) for seed in of_chains] if inference.stochastic(coreset) else None
     potential = CoresetPotential(
         flats[0],
         images,
@@ -96,7 +102,7 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
         coreset.convention,
         prior,
         choose=choosers,
-        batched=inference.batched,
+        batched=inference.batched or len(seeds) > 1,
         chunk=inference.chunk,
         weights=weights,
         total=None if coreset.weights is None else float(coreset.weights.sum(dtype=np.float64)),
@@ -115,18 +121,26 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
         for name in ("rows", "pixels")
     }
     try:
-        run(kernel, schedule, samples, ctx, state=more, what=f"{inference.chains} chains", describe=describe)
+        run(kernel, schedule, samples, ctx, state=more, what=f"{len(of_chains)} chains", describe=describe)
     except NotFinite as error:
         raise NotFinite(f"{error}: {inference.remedy}") from error
 
-    def member(index: int) -> Tensor:
-        return samples.read(*divmod(index, inference.samples))
+    predictives = []
+    for index, seed in enumerate(seeds):
+        member = partial(_member, samples, index * inference.chains, inference.samples)
+        count = inference.chains * inference.samples
+        statistics = [_statistics(flats[0], member(one).to(ctx.device), images, seed) for one in range(count)]
+        predictives.append(
+            SampledPredictive(flats[0], member, statistics, scale=scale, keep=inference.keep, device=ctx.device)
+        )
+    ctx.log(**agreement(predictives[0], coreset.images, inference.chains))
+    return predictives
 
-    count = inference.chains * inference.samples
-    statistics = [_statistics(flats[0], member(index).to(ctx.device), images, ctx.seed) for index in range(count)]
-    predictive = SampledPredictive(flats[0], member, statistics, scale=scale, keep=inference.keep, device=ctx.device)
-    ctx.log(**agreement(predictive, coreset.images, inference.chains))
-    return predictive
+
+def _member(samples: Samples, first: int, count: int, index: int) -> Tensor:
+    """Return a sample of the chains from `first` on, each of which has `count`."""
+    chain, sample = divmod(index, count)
+    return samples.read(first + chain, sample)
 
 
 def restore(inference: Sampler, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> SampledPredictive:

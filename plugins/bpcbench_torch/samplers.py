@@ -141,11 +141,12 @@ class Sampler(Inference):
         these = sizes(offer.network, offer.facts, offer.ipc)
         if these is None:
             return None
-        samples = self.chains * self.samples if self.samples_in == "memory" else 0
-        held = (samples + 10 * self.chains) * these.parameters + these.rows * (these.pixels + these.classes)
+        chains = self.chains * self.seeds_together()
+        samples = chains * self.samples if self.samples_in == "memory" else 0
+        held = (samples + 10 * chains) * these.parameters + these.rows * (these.pixels + these.classes)
         rows, augmented = self.rows(these.rows), self.augmentation_used() != "none"
-        if self.batched:
-            step = trained_together(these, rows, self.chains, augmented=augmented)
+        if self.batched or self.seeds_together() > 1:
+            step = trained_together(these, rows, chains, augmented=augmented)
         else:
             part = min(rows, self.chunk or rows)
             step = trained(these, part, augmented=augmented)
@@ -157,7 +158,15 @@ class Sampler(Inference):
         """Return the predictive of new samples."""
         from bpcbench_torch.sampled import fit
 
-        return fit(self, coreset, network, ctx)
+        return fit(self, coreset, network, ctx, [ctx.seed])[0]
+
+    def fit_together(
+        self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context, seeds: Sequence[int]
+    ) -> Sequence[Predictive]:
+        """Return a predictive for each of several seeds, whose chains go through the network together."""
+        from bpcbench_torch.sampled import fit
+
+        return fit(self, coreset, network, ctx, seeds)
 
     def restore(self, arrays: Arrays, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of stored samples."""
@@ -182,9 +191,16 @@ class SGHMCInference(Sampler):
     friction: float = option(0.1, "fraction of the momentum lost per step")
     batch_size: int = option(1000, "images per step; a smaller coreset is used whole")
     augmentation: str = option("none", "augmentation strategy while sampling, such as dsa or paper")
+    together: int = option(
+        1, "evaluation seeds of one coreset whose chains are run together; equal up to rounding", absent=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.together < 1:
+            raise ValueError(f"together must be at least 1, got {self.together}")
+        if self.together > 1 and (self.chunk is not None or not self.keep):
+            raise ValueError("together needs `keep` and cannot be combined with `chunk`")
         if self.lr <= 0 or self.batch_size < 1:
             raise ValueError(f"lr and batch_size must be positive, got {self.lr} and {self.batch_size}")
         if not 0 < self.friction <= 1:
@@ -193,6 +209,10 @@ class SGHMCInference(Sampler):
 
     def rows(self, count: int) -> int:
         return min(count, self.batch_size)
+
+    def seeds_together(self) -> int:
+        """Return the option `together`."""
+        return self.together
 
     def operations(self, offer: Offer, images: int) -> float | None:
         """Return chains * F * (3 steps * rows + samples * images), F being one image's forward pass."""

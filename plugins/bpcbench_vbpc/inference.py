@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
-from bpcbench_torch.memory import ADAM, FLOAT, PREDICTED, predicted, sizes, trained
+from bpcbench_torch.memory import ADAM, FLOAT, PREDICTED, predicted, sizes, trained, trained_together
 from bpcbench_torch.operations import STEP
 
 
@@ -53,6 +54,14 @@ class VariationalInference(Inference):
     naive: bool = option(False, "use the h x h covariance: the paper's ablation, for timing", absent=False)
     measure: bool = option(False, "measure the memory of closed form and predictive, for --costs", absent=False)
 
+    together: int = option(
+        1, "evaluation seeds of one coreset whose networks are trained together; equal up to rounding", absent=1
+    )
+
+    def __post_init__(self) -> None:
+        if self.together < 1:
+            raise ValueError(f"together must be at least 1, got {self.together}")
+
     def accepts(self, offer: Offer) -> str | None:
         """Return a reason to refuse networks of another framework."""
         if offer.network.framework != "torch":
@@ -76,7 +85,12 @@ class VariationalInference(Inference):
             return None
         width, rows = these.one.features, these.rows
         held, images = ADAM * these.parameters, rows * (these.pixels + these.classes)
-        training = trained(these, min(rows, self.rows), augmented=self.augmentation != "none")
+        step, augmented = min(rows, self.rows), self.augmentation != "none"
+        training = trained(these, step, augmented=augmented)
+        if self.together > 1:
+            # The networks themselves are kept beside the stack.
+            held += (self.together * (ADAM + 1) - ADAM) * these.parameters
+            training = trained_together(these, step, self.together, augmented=augmented)
         side = width if self.naive else min(rows, width)
         closed = rows * width + max(PREDICTED * these.one.forward, rows * width + 4 * side**2)
         fitted = rows * width + 2 * side**2 + 3 * PREDICTED * side + predicted(these)
@@ -87,6 +101,18 @@ class VariationalInference(Inference):
         from bpcbench_vbpc.predictive import fit
 
         return fit(self, self.rescaled(coreset), network, ctx)
+
+    def seeds_together(self) -> int:
+        """Return the option `together`."""
+        return self.together
+
+    def fit_together(
+        self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context, seeds: Sequence[int]
+    ) -> Sequence[Predictive]:
+        """Return a predictive for each of several seeds, whose networks are trained as one."""
+        from bpcbench_vbpc.predictive import fit_together
+
+        return fit_together(self, self.rescaled(coreset), network, ctx, seeds)
 
     def restore(self, arrays: Arrays, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:
         """Return the predictive of the stored network; the closed form is recomputed."""

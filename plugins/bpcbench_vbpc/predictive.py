@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from bpcbench.records import Array, Arrays, Coreset, Predicted
 from bpcbench_torch.device_predictive import CHUNK, DevicePredictive
 from bpcbench_torch.peak import peak_allocation
 from bpcbench_torch.predictive import load_arrays, state_arrays
-from bpcbench_torch.regression import regress, tensors
+from bpcbench_torch.regression import regress, regress_together, tensors
 from bpcbench_torch.training import features_in, settle_statistics
 from bpcbench_vbpc import naive, posterior
 from bpcbench_vbpc.inference import VariationalInference
@@ -75,9 +76,44 @@ def fit(inference: VariationalInference, coreset: Coreset, network: Network, ctx
         label_scale=inference.label_scale,
     )
     images, targets = tensors(coreset, inference.label_scale, ctx.device)
+    return _settled(inference, model, images, targets, coreset, ctx, ctx.seed)
+
+
+def fit_together(
+    inference: VariationalInference, coreset: Coreset, network: Network, ctx: Context, seeds: Sequence[int]
+) -> list[VariationalPredictive]:
+    """Return what `fit` returns for each of these seeds, up to rounding; the networks are trained as one."""
+    models = regress_together(
+        coreset,
+        network,
+        ctx,
+        seeds,
+        steps=inference.steps,
+        rate=lambda step: inference.lr,
+        rows=inference.rows,
+        augmentation=inference.augmentation,
+        label_scale=inference.label_scale,
+    )
+    images, targets = tensors(coreset, inference.label_scale, ctx.device)
+    return [
+        _settled(inference, model, images, targets, coreset, ctx, seed)
+        for model, seed in zip(models, seeds, strict=True)
+    ]
+
+
+def _settled(
+    inference: VariationalInference,
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    coreset: Coreset,
+    ctx: Context,
+    seed: int,
+) -> VariationalPredictive:
+    """Return the predictive of a network that was trained with a seed."""
     if inference.statistics == "settled":
-        settle_statistics(model, images, inference.rows, torch.Generator().manual_seed(ctx.seed))
-    return _predictive(inference, model, images, targets, coreset, ctx)
+        settle_statistics(model, images, inference.rows, torch.Generator().manual_seed(seed))
+    return _predictive(inference, model, images, targets, coreset, ctx, seed)
 
 
 def restore(
@@ -87,7 +123,7 @@ def restore(
     model: nn.Module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed)
     load_arrays(model, arrays, 0)
     images, targets = tensors(coreset, inference.label_scale, ctx.device)
-    return _predictive(inference, model.to(ctx.device), images, targets, coreset, ctx)
+    return _predictive(inference, model.to(ctx.device), images, targets, coreset, ctx, ctx.seed)
 
 
 @torch.no_grad()
@@ -98,6 +134,7 @@ def _predictive(
     targets: Tensor,
     coreset: Coreset,
     ctx: Context,
+    seed: int,
 ) -> VariationalPredictive:
     model.eval()
     features = torch.cat([_features(model, part, ctx.precision) for part in images.split(CHUNK)])
@@ -117,7 +154,7 @@ def _predictive(
     q = closed_form(features, targets, rho, gamma, beta_s)
     if not math.isfinite(float(q.kl())):
         raise ValueError("the posterior of the last layer is not finite: the coreset or the network has diverged")
-    return VariationalPredictive(inference, model, q, ctx.seed, ctx.precision)
+    return VariationalPredictive(inference, model, q, seed, ctx.precision)
 
 
 def _features(model: nn.Module, images: Tensor, precision: str) -> Tensor:

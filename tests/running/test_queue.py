@@ -73,6 +73,25 @@ def test_what_depends_on_a_failure_is_skipped(status: Status) -> None:
     assert queue.left(STAGES) == (status == "stopped")
 
 
+@pytest.mark.parametrize("status", ["done", "cached", "failed"])
+def test_a_stage_that_comes_after_another_does_not_need_it(status: Status) -> None:
+    stages = [planned("a"), planned("b", "a"), planned("c", "a"), planned("d", "c", score=True)]
+    queue = Queue(stages, after={stages[2].id: stages[1].id, "unknown": stages[0].id, stages[0].id: "elsewhere"})
+    queue.finish(take(queue), "done")
+    first = take(queue)
+    assert first.label == "b"
+    assert queue.first(ALL, 0.0) is None
+    assert queue.finish(first, status) == []
+    assert take(queue).label == "c"
+
+
+def test_a_stage_that_comes_after_another_is_skipped_with_what_both_need() -> None:
+    stages = [planned("a"), planned("b", "a"), planned("c", "a")]
+    queue = Queue(stages, after={stages[2].id: stages[1].id})
+    assert names(queue.finish(take(queue), "failed")) == ["b", "c"]
+    assert not queue.left(ALL)
+
+
 def test_a_stage_that_runs_already_is_not_handed_out() -> None:
     queue = Queue([planned("a"), planned("b", "a"), planned("c")])
     assert queue.adopt(planned("unknown").id) is None

@@ -311,6 +311,37 @@ class ToyNearest(bpcbench.Inference):
 
 
 @dataclass(frozen=True)
+class ToyTogether(ToyNearest):
+    """The same after a loop of `steps`, for several seeds at once if asked; `broken` fits none together."""
+
+    name: ClassVar[str] = "toy-together"
+    together: int = bpcbench.option(1, absent=1)
+    steps: int = 1
+    broken: str = ""
+
+    def seeds_together(self):
+        return self.together
+
+    def fit(self, coreset, network, inputs, ctx):
+        for _ in ctx.steps(self.steps, state={}):
+            pace()
+        if self.broken == "all":
+            raise ValueError("no fit is possible")
+        return super().fit(coreset, network, inputs, ctx)
+
+    def fit_together(self, coreset, network, inputs, ctx, seeds):
+        state = {f"seed.{index}": np.array([seed], np.uint64) for index, seed in enumerate(seeds)}
+        for step in ctx.steps(self.steps, state=state):
+            count("step", step, len(seeds))
+            pace()
+        count("together", *seeds)
+        if self.broken:
+            raise ValueError("not these seeds")
+        means = np.stack([coreset.images[coreset.targets == c].mean(0) for c in range(2)])
+        return [_Nearest(means + 0.01 * (seed % 7), self.keep) for seed in seeds]
+
+
+@dataclass(frozen=True)
 class ToyShifted(bpcbench.Evaluator):
     """The mean log-likelihood on another split; also says which process it was scored in."""
 
@@ -355,7 +386,7 @@ def bpcbench_networks():
 
 @bpcbench.hookimpl
 def bpcbench_inferences():
-    return [ToyNearest]
+    return [ToyNearest, ToyTogether]
 
 
 @bpcbench.hookimpl
