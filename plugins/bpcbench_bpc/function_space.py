@@ -97,11 +97,16 @@ class FunctionSpace(TrajectoryMethod):
             return super().region_numbers(these)
         return max(unrolled(these, 1, 1, augmented=True), self.batch * these.one.gradient)
 
-    def replayed_numbers(self, these: Sizes, *, augmented: bool) -> float:
+    def replayed_numbers(self, these: Sizes, kinds: int) -> float:
         """Return those of recording a part; for the variant `real` beside all steps without their graphs."""
         if self.variant == "coreset":
-            return super().replayed_numbers(these, augmented=augmented)
-        return unrolled(these, self.inner_steps, 0, augmented=augmented) + self.region_numbers(these)
+            return super().replayed_numbers(these, kinds)
+        part = unrolled(these, self.inner_steps, 0, augmented=True) + self.region_numbers(these)
+        return part + self.recorded_numbers(these, kinds)
+
+    def recorded_numbers(self, these: Sizes, kinds: int) -> float:
+        """Return those of all methods, and of the points, which one region reads."""
+        return super().recorded_numbers(these, kinds) + 2 * self.points * these.parameters
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient of L, or of the KL of the variant `real`."""
