@@ -86,7 +86,9 @@ class FunctionSpace(TrajectoryMethod):
         """Return those of one pass in the images beside the points; of the variant `real`, of the unrolled steps."""
         points = 3 * self.points * these.parameters
         if self.variant == "coreset":
-            return self._pass_numbers(these, augmented=augmented) + points
+            # The points of one side lie there as a list while they are stacked, before a pass with those of both.
+            beside = 2 * self.points * these.parameters
+            return max(points + these.parameters, self._pass_numbers(these, augmented=augmented) + beside)
         at_real = self.batch * these.one.gradient
         graphs = kept_graphs(these, self.inner_steps, augmented=augmented) if self.graphs is None else self.graphs
         return max(unrolled(these, self.inner_steps, graphs, augmented=augmented), at_real) + points
@@ -98,10 +100,7 @@ class FunctionSpace(TrajectoryMethod):
         return max(unrolled(these, 1, 1, augmented=True), self.batch * these.one.gradient)
 
     def replayed_numbers(self, these: Sizes, kinds: int) -> float:
-        """Return those of recording a part; for the variant `real` beside all steps without their graphs.
-
-        The points of one side lie there as a list while they are stacked, before a pass with those of both.
-        """
+        """Return those of recording a part; for the variant `real` beside all steps without their graphs."""
         if self.variant == "coreset":
             one, inner = self.points * these.parameters, self.inner_numbers(these, augmented=True)
             part = max(inner, self._pass_numbers(these, augmented=True))

@@ -189,7 +189,7 @@ class TrajectoryMethod(Method):
         when there is a graph of it. What regions read, and what each of them returns, stays.
         """
         again = self.region_numbers(these) if kinds > 1 else self.inner_numbers(these, augmented=True)
-        return self.region_numbers(these) + again + self.recorded_numbers(these, kinds)
+        return self.region_numbers(these) + _apart(again, these) + self.recorded_numbers(these, kinds)
 
     def recorded_numbers(self, these: Sizes, kinds: int) -> float:
         """Return how many numbers recordings keep: what all of one shape read, and what each of them returns."""
@@ -249,6 +249,11 @@ class TrajectoryMethod(Method):
         from bpcbench_bpc.distillation import distil
 
         return distil(self, data, ipc, inputs, ctx)
+
+
+def _apart(numbers: float, these: Sizes) -> float:
+    """Return the larger part of a step's numbers: activations, which are gone when its four parameter vectors come."""
+    return max(numbers - 4 * these.parameters, 4 * these.parameters)
 
 
 def sghmc_options(rows: int, ipc: int, parameters: int) -> dict[str, object]:
