@@ -137,7 +137,7 @@ def peak(method: Any, dataset: Any, preprocessing: Any, ipc: int) -> Peak | None
         inputs = replace(inputs, prerequisites={ROLE: PrerequisiteOutput(plan, "", {"000": arrays})})
     method = replace(method, steps=STEPS, **(FEWER if method.name == "rcig" else {}))
     # The thread that reads ahead pins memory too.
-    pins = mock.patch.object(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    pins = mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
     with fake_cuda.fake_cuda() as ledger, pins, updated_pools(), tempfile.TemporaryDirectory() as folder:
         method.distil(data, ipc, inputs, subjects.Watched(ledger, Path(folder)))
     assert ledger.errors() == []
