@@ -96,9 +96,10 @@ def fitted(preprocessing: Any, facts: Facts) -> Transform:
 
 @contextlib.contextmanager
 def updated_pools() -> Iterator[None]:
-    """Let every network of a new pool have its gradient and moments."""
+    """Let every network of a new pool have its gradient and moments, and no network drawn weights: they take long."""
     import torch
 
+    from bpcbench_torch import convnet
     from bpcbench_torch.pool import Pool
 
     plain = Pool.__init__
@@ -110,7 +111,7 @@ def updated_pools() -> Iterator[None]:
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
 
-    with mock.patch.object(Pool, "__init__", updated):
+    with mock.patch.object(Pool, "__init__", updated), mock.patch.object(convnet, "initialise"):
         yield
 
 
