@@ -59,8 +59,20 @@ class ForwardKL(TrajectoryMethod):
 
     def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
         """Return those of the draws that are computed together on a GPU, which may be more than on a CPU."""
+        return self._numbers(self._together(these, augmented=augmented), these, augmented=augmented)
+
+    def replayed_numbers(self, these: Sizes, kinds: int) -> float:
+        """Return those of recording a part; draws that are computed together are recorded once, and once for a rest."""
+        count = self._together(these, augmented=True)
+        if count == self.chunk:
+            return super().replayed_numbers(these, kinds)
+        beside = max(self.inner_numbers(these, augmented=True), 2 * (self.draws % count) * these.parameters)
+        noise = 2 * self.chunk * these.parameters
+        return self._numbers(count, these, augmented=True) + beside + noise + self.recorded_numbers(these, kinds)
+
+    def _together(self, these: Sizes, *, augmented: bool) -> int:
         numbers = partial(self._numbers, these=these, augmented=augmented)
-        return numbers(together(self.together, chunk=self.chunk, draws=self.draws, gpu=True, numbers=numbers))
+        return together(self.together, chunk=self.chunk, draws=self.draws, gpu=True, numbers=numbers)
 
     def _numbers(self, count: int, these: Sizes, *, augmented: bool) -> float:
         images = these.rows * these.pixels * (2 + DIFFERENTIATED * augmented)

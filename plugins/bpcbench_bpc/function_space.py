@@ -86,7 +86,9 @@ class FunctionSpace(TrajectoryMethod):
         """Return those of one pass in the images beside the points; of the variant `real`, of the unrolled steps."""
         points = 3 * self.points * these.parameters
         if self.variant == "coreset":
-            return super().estimate_numbers(these, augmented=augmented) + points
+            # The points of one side lie there as a list while they are stacked, before a pass with those of both.
+            beside = 2 * self.points * these.parameters
+            return max(points + these.parameters, self._pass_numbers(these, augmented=augmented) + beside)
         at_real = self.batch * these.one.gradient
         graphs = kept_graphs(these, self.inner_steps, augmented=augmented) if self.graphs is None else self.graphs
         return max(unrolled(these, self.inner_steps, graphs, augmented=augmented), at_real) + points
@@ -97,11 +99,22 @@ class FunctionSpace(TrajectoryMethod):
             return super().region_numbers(these)
         return max(unrolled(these, 1, 1, augmented=True), self.batch * these.one.gradient)
 
-    def replayed_numbers(self, these: Sizes, *, augmented: bool) -> float:
+    def replayed_numbers(self, these: Sizes, kinds: int) -> float:
         """Return those of recording a part; for the variant `real` beside all steps without their graphs."""
         if self.variant == "coreset":
-            return super().replayed_numbers(these, augmented=augmented)
-        return unrolled(these, self.inner_steps, 0, augmented=augmented) + self.region_numbers(these)
+            one, inner = self.points * these.parameters, self.inner_numbers(these, augmented=True)
+            part = max(inner, self._pass_numbers(these, augmented=True))
+            beside = max(3 * one, 2 * one + (part if kinds > 1 else inner))
+            return part + beside + self.recorded_numbers(these, kinds)
+        part = unrolled(these, self.inner_steps, 0, augmented=True) + self.region_numbers(these)
+        return part + self.recorded_numbers(these, kinds)
+
+    def _pass_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        return super().estimate_numbers(these, augmented=augmented)
+
+    def recorded_numbers(self, these: Sizes, kinds: int) -> float:
+        """Return those of all methods, and of the points, which one region reads."""
+        return super().recorded_numbers(these, kinds) + 2 * self.points * these.parameters
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradient of L, or of the KL of the variant `real`."""

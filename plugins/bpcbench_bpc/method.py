@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from bpcbench.api import Context, Method, Network, Prerequisite, option, refers
 from bpcbench.records import Convention, Coreset, Data, Facts, Inputs, Native, Need, Ref
 from bpcbench_bpc.trajectories import Trajectories, augmentation_for
-from bpcbench_torch.memory import DIFFERENTIATED, FLOAT, Sizes, resident, sizes, trained
+from bpcbench_torch.memory import DIFFERENTIATED, FLOAT, Sizes, read, resident, sizes, trained
 from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
@@ -156,16 +156,17 @@ class TrajectoryMethod(Method):
         these = sizes(self.network, facts, ipc)
         if these is None:
             return None
-        augmented = self.augmentation_used(facts.shape[0]) != "none"
+        augmentation = strategy(self.augmentation_used(facts.shape[0]), facts.shape[0])
+        augmented = bool(augmentation.operations)
         held = 3 * these.rows * these.pixels + 3 * these.parameters
-        inner = trained(these, these.rows, augmented=augmented) + 4 * these.parameters
         real = self.batch_used()
         if real:
             held += min(real, facts.sizes["train"]) * these.pixels
         data = resident(facts) if real else 0
-        part = max(inner, self.estimate_numbers(these, augmented=augmented))
+        inner = self.inner_numbers(these, augmented=augmented)
+        part = max(inner, self.estimate_numbers(these, augmented=augmented), read(facts, real))
         if self.captures(these):
-            part = max(part, self.replayed_numbers(these, augmented=augmented))
+            part = max(part, self.replayed_numbers(these, augmentation.kinds))
         return FLOAT * (held + part) + data
 
     def captures(self, these: Sizes) -> bool:
@@ -174,15 +175,25 @@ class TrajectoryMethod(Method):
 
     def region_numbers(self, these: Sizes) -> float:
         """Return how many numbers the largest part of an iteration holds that is captured as one graph."""
-        inner = trained(these, these.rows, augmented=True) + 4 * these.parameters
-        return max(inner, self.estimate_numbers(these, augmented=True))
+        return max(self.inner_numbers(these, augmented=True), self.estimate_numbers(these, augmented=True))
 
-    def replayed_numbers(self, these: Sizes, *, augmented: bool) -> float:
+    def inner_numbers(self, these: Sizes, *, augmented: bool) -> float:
+        """Return how many numbers a step of the inner SGD holds."""
+        return trained(these, these.rows, augmented=augmented) + 4 * these.parameters
+
+    def replayed_numbers(self, these: Sizes, kinds: int) -> float:
         """Return how many numbers an iteration holds while a graph is recorded.
 
         The memory of all graphs is that of the largest; a region is called once, outside of it, before it is captured.
+        It is captured for each of the `kinds` of operations that the augmentation draws, so the largest is called again
+        when there is a graph of it. What regions read, and what each of them returns, stays.
         """
-        return 2 * self.region_numbers(these)
+        again = self.region_numbers(these) if kinds > 1 else self.inner_numbers(these, augmented=True)
+        return self.region_numbers(these) + _apart(again, these) + self.recorded_numbers(these, kinds)
+
+    def recorded_numbers(self, these: Sizes, kinds: int) -> float:
+        """Return how many numbers recordings keep: what all of one shape read, and what each of them returns."""
+        return 2 * these.parameters + kinds * (these.parameters + these.rows * these.pixels)
 
     def estimate_numbers(self, these: Sizes, *, augmented: bool) -> float:
         """Return how many numbers the gradient estimate holds: here those of one pass in the images."""
@@ -238,6 +249,11 @@ class TrajectoryMethod(Method):
         from bpcbench_bpc.distillation import distil
 
         return distil(self, data, ipc, inputs, ctx)
+
+
+def _apart(numbers: float, these: Sizes) -> float:
+    """Return the larger part of a step's numbers: activations, which are gone when its four parameter vectors come."""
+    return max(numbers - 4 * these.parameters, 4 * these.parameters)
 
 
 def sghmc_options(rows: int, ipc: int, parameters: int) -> dict[str, object]:

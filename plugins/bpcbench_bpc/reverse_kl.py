@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from bpcbench.api import option
@@ -12,6 +11,7 @@ from bpcbench_bpc.method import TrajectoryMethod
 from bpcbench_bpc.together import GPU_BYTES, chunks, together
 from bpcbench_bpc.trajectories import Trajectories
 from bpcbench_torch.memory import FLOAT, Sizes, trained_together
+from bpcbench_torch.networks import batch_normalised
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,10 +82,28 @@ class ReverseKL(TrajectoryMethod):
 
         On a CPU these may be fewer.
         """
-        numbers = partial(self._numbers, these=these)
-        count = together(self.together, chunk=self.chunk, draws=self.draws, gpu=True, numbers=numbers)
-        real = count * min(self.batch, self._rows(count, these, gpu=True)) * these.one.forward
-        return max(real, numbers(count)) + 3 * these.rows * these.pixels + 5 * these.parameters
+        return self._of_draws(self._together(these)[0], these)
+
+    def replayed_numbers(self, these: Sizes, kinds: int) -> float:
+        """Return those of recording a part: draws have no augmentation, so only a rest of them is recorded apart."""
+        count, inner = self._together(these)[0], self.inner_numbers(these, augmented=True)
+        draws, rest = self._of_draws(count, these), self.draws % count
+        again = max(inner, self._of_draws(rest, these) if rest else 0.0)
+        return max(draws + again, 2 * inner) + self.recorded_numbers(these, kinds)
+
+    def recorded_numbers(self, these: Sizes, kinds: int) -> float:
+        """Return those of the inner SGD, its result, and the gradients of the draws."""
+        gradients = self._together(these)[0] * these.rows * these.pixels
+        return (2 + kinds) * these.parameters + gradients
+
+    def _together(self, these: Sizes) -> tuple[int, int]:
+        """Return how many draws a GPU computes together, and how many real images per forward pass."""
+        return self._fitting(these, gpu=True, row_wise=not batch_normalised(self.network))
+
+    def _of_draws(self, count: int, these: Sizes) -> float:
+        """Return the numbers of so many draws, of which a GPU takes as many real images as fit."""
+        real = count * min(self.batch, self._together(these)[1]) * these.one.forward
+        return max(real, self._numbers(count, these)) + 3 * these.rows * these.pixels + 5 * these.parameters
 
     def _numbers(self, count: int, these: Sizes) -> float:
         passes = these.rows * these.one.gradient
@@ -102,15 +120,19 @@ class ReverseKL(TrajectoryMethod):
     def _size(self, problem: Problem) -> tuple[int, int]:
         """Return how many draws are computed together, and how many real images per forward pass."""
         these, gpu, row_wise = problem.sizes, problem.images.is_cuda, problem.network.row_wise
-        draw = partial(together, self.together, chunk=self.chunk, draws=self.draws, gpu=gpu)
-        if these is None:
-            return draw(numbers=None), self.batch if gpu or not row_wise else _ROWS
+        if these is not None:
+            return self._fitting(these, gpu=gpu, row_wise=row_wise)
+        count = together(self.together, chunk=self.chunk, draws=self.draws, gpu=gpu, numbers=None)
+        return count, self.batch if gpu or not row_wise else _ROWS
+
+    def _fitting(self, these: Sizes, *, gpu: bool, row_wise: bool) -> tuple[int, int]:
+        """Return the same for known sizes: BatchNorm takes all real images at a time."""
 
         def numbers(count: int) -> float:
             whole = 0.0 if row_wise else count * self.batch * these.one.forward
             return max(self._numbers(count, these), whole)
 
-        count = draw(numbers=numbers)
+        count = together(self.together, chunk=self.chunk, draws=self.draws, gpu=gpu, numbers=numbers)
         return count, self._rows(count, these, gpu=gpu) if row_wise else self.batch
 
     def estimate(self, problem: Problem) -> Estimate:

@@ -66,9 +66,10 @@ class Wasserstein(TrajectoryMethod):
         """Return those of a step that is recomputed and pulled back through."""
         return unrolled(these, 1, 1, augmented=True)
 
-    def replayed_numbers(self, these: Sizes, *, augmented: bool) -> float:
+    def replayed_numbers(self, these: Sizes, kinds: int) -> float:
         """Return those of all steps without their graphs, and of recording one."""
-        return unrolled(these, self.inner_steps, 0, augmented=augmented) + self.region_numbers(these)
+        part = unrolled(these, self.inner_steps, 0, augmented=True) + self.region_numbers(these)
+        return part + self.recorded_numbers(these, kinds)
 
     def estimate(self, problem: Problem) -> Estimate:
         """Return the gradients of L."""

@@ -10,7 +10,7 @@ from bpcbench.records import Convention, Coreset, Data, Facts, Inputs, Native, R
 from bpcbench_distill.rcig_inference import MIRROR_HELP, Mirror, mirrors
 from bpcbench_torch.growth import check_growth, grown
 from bpcbench_torch.memory import ADAM, FLOAT, read, resident, sizes, trained
-from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNetwork
+from bpcbench_torch.networks import ConvGN, ConvIN, ConvNetwork, batch_normalised
 from bpcbench_torch.operations import STEP
 
 EXPLICIT = 2**26
@@ -18,6 +18,8 @@ EXPLICIT = 2**26
 
 Both ways agree up to rounding; which is taken depends on sizes alone. docs/speed.md has measurements.
 """
+_TWO_GRAPHS = 1.6
+"""Two graphs of a push, differentiated one after the other, relative to one that is pushed and differentiated."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,9 @@ class RCIG(Method):
 
         A step holds the learned tensors with gradient, two moments and average, the pool with its optimisers, tangents
         with theirs, and the coreset's Jacobian, or the graph that stands for it. Its parts are that Jacobian while it
-        is computed, the real batch pushed and pulled, the coreset's rows pushed and differentiated, twice for the
-        implicit gradient, and a pool update. With `chunk` no graph is held, and the parts are those of `chunk` images,
-        but for the update of a network with BatchNorm, whose statistics need all rows.
+        is computed, the real batch pushed and pulled, the coreset's rows pushed and differentiated, with two graphs for
+        the implicit gradient, and a pool update. With `chunk` no graph is held, and the parts are those of `chunk`
+        images, but for the update of a network with BatchNorm, whose statistics need all rows.
         """
         these = sizes(while_distilling(self.network, self.beta), facts, ipc)
         if these is None:
@@ -149,8 +151,8 @@ class RCIG(Method):
         held += batch * these.pixels + (2 * rows - these.rows) * these.pixels
         held += outputs * linearised if explicit else 0 if self.chunk else rows * one.kept
         part, forwarded = (min(count, self.chunk or count) for count in (rows, batch))
-        passes = 1 if self.chunk else 2
-        updated = rows if isinstance(self.network, ConvBN) else part
+        passes = 1.0 if self.chunk else _TWO_GRAPHS
+        updated = rows if batch_normalised(self.network) else part
         gram = 4 * rows**2  # in double precision
         results = 2 * rows * (one.features + facts.classes) if self.chunk else 0
         parts = (

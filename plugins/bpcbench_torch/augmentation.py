@@ -66,6 +66,11 @@ class Augmentation:
         return tuple(listed.split("_")) if listed else ()
 
     @property
+    def kinds(self) -> int:
+        """How many different operations calls do: those of which mode `one` draws one each."""
+        return max(1, len(self.operations)) if self.mode == "one" else 1
+
+    @property
     def _spelled(self) -> str:
         return STRATEGIES.get(self.strategy, self.strategy)
 

@@ -37,6 +37,8 @@ class Regions:
         self._generators = [generator for generator in generators if generator.device.type != "cpu"]
         self._recordings: dict[Hashable, Recording] = {}
         self._held: dict[Hashable, Tensor] = {}
+        # A replay is over before the next call copies its inputs, so graphs with inputs of one kind read the same ones.
+        self._inputs: dict[Hashable, Tensor] = {}
         # One pool for all: what regions return stays referenced, so none of them writes over another's results.
         self._place: Place | None = None
 
@@ -78,7 +80,7 @@ class Regions:
         states = [generator.get_state() for generator in self._generators]
         try:
             self._place = self._place or Place()
-            return Recording(region, inputs, fixed, self._generators, self._place)
+            return Recording(region, self._placed(inputs), fixed, self._generators, self._place)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -90,6 +92,16 @@ class Regions:
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
 
+    def _placed(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors at fixed addresses with these values: by place and kind, the same ones for all recordings."""
+        placed = []
+        for index, one in enumerate(inputs):
+            kind = index, one.shape, one.stride(), one.dtype
+            if kind not in self._inputs:
+                self._inputs[kind] = torch.empty_like(one, requires_grad=False)
+            placed.append(self._inputs[kind].copy_(one.detach()))
+        return placed
+
 
 @dataclass
 class Place:
@@ -100,7 +112,10 @@ class Place:
 
 
 class Recording:
-    """A region as a CUDA graph, with the tensors that it reads and writes at fixed addresses."""
+    """A region as a CUDA graph that reads its `inputs`, and writes, at fixed addresses.
+
+    Other recordings may have the same inputs, so no output lies in one of them.
+    """
 
     def __init__(
         self,
@@ -111,7 +126,8 @@ class Recording:
         place: Place,
     ) -> None:
         self.region, self.fixed = region, tuple(fixed)  # kept, because the graph reads what they refer to
-        self.inputs = tuple(torch.empty_like(one, requires_grad=False).copy_(one.detach()) for one in inputs)
+        self.inputs = tuple(inputs)
+        static = {one.untyped_storage()._cdata for one in inputs}
         self.graph = torch.cuda.CUDAGraph()
         if hasattr(self.graph, "register_generator_state"):
             for generator in generators:
@@ -125,7 +141,8 @@ class Recording:
             # Other threads read ahead and pin memory meanwhile, so only this one is held to the rules of a capture.
             self.graph.capture_begin(pool=place.pool, capture_error_mode="thread_local")
             try:
-                self.outputs = tuple(one.detach() for one in region(*self.inputs))
+                found = [one.detach() for one in region(*self.inputs)]
+                self.outputs = tuple(one.clone() if one.untyped_storage()._cdata in static else one for one in found)
             finally:
                 self.graph.capture_end()
         torch.cuda.current_stream().wait_stream(place.stream)

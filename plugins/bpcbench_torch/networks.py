@@ -215,6 +215,11 @@ class ConvNN(ConvNetwork):
     norm: ClassVar[Literal["nn"]] = "nn"
 
 
+def batch_normalised(network: Network) -> bool:
+    """Return whether an image's outputs depend on the other images of its batch, by the option or attribute `norm`."""
+    return getattr(network, "norm", None) == "bn"
+
+
 def without_batch_norm(network: Network) -> Network:
     """Return `conv-nn` with the options of a `conv-bn`; any other network is returned unchanged."""
     if not isinstance(network, ConvBN):

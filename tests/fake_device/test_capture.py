@@ -114,6 +114,20 @@ def test_a_region_that_is_safe_passes(ledger) -> None:
     assert (ledger.counts["step"].launches, ledger.counts["step"].captured) == (2 * 3 + 1, 2)
 
 
+def test_graphs_read_the_same_inputs(ledger) -> None:
+    regions, large = Regions("cuda"), torch.zeros(10**6, device="cuda")
+    for key in range(5):
+        regions(key, lambda x: (x.sum(),), [large])
+    # What is given, and one copy of it.
+    assert 8e6 <= max(counts.peak for counts in ledger.counts.values()) < 9e6
+
+
+def test_what_a_graph_returns_is_no_input_of_others(ledger) -> None:
+    ledger.phase = "step"
+    Regions("cuda")("same", lambda x: (x,), [torch.zeros(3, device="cuda")])
+    assert ledger.counts["step"].captured == 1
+
+
 def test_the_pool_of_graphs_is_memory_that_is_not_given_back(ledger) -> None:
     regions = Regions("cuda")
     regions("large", lambda x: (x.expand(10**6, 3).exp().sum(0),), [torch.zeros(3, device="cuda")])

@@ -23,6 +23,9 @@ import torch
 from fake_device_subjects import INFERENCES, METHODS, Watched
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
+from bpcbench_bpc import inner
+from bpcbench_torch.sghmc import SGHMC
+
 pytestmark = pytest.mark.fakedevice
 
 NOT_ON_A_DEVICE = {"file", "herding", "kmeans", "random", "whole"}
@@ -196,6 +199,36 @@ def test_a_wait_in_a_loop_is_found(ledger, tmp_path: Path, monkeypatch, what, sa
     with pytest.raises(AssertionError, match="a step waits for the device"):
         check(ledger, "planted")
     assert any(said in wait and "test_steps.py" in wait for wait in ledger.counts["step"].waits)
+
+
+LOOPS = {
+    "inner loop of bpc-w": ("bpc-w", inner, "_stepping", lambda problem, distortion: problem.images),
+    "inner step of bpc-w, captured": ("bpc-w", inner, "energy", lambda logits, *more: logits),
+    "sghmc": ("sghmc", SGHMC, "step", lambda chains, **more: chains.theta),
+}
+"""Functions that these loops call in every step, and the tensor that is read before."""
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("what", [lambda x: x.sum().item(), lambda x: x.cpu()], ids=["item", "cpu"])
+def test_a_wait_in_another_loop_is_found(ledger, tmp_path: Path, monkeypatch, what, loop: str) -> None:
+    """Where a loop is captured, what it reads is an error of the recording: a replay does not read it again."""
+    name, owner, called, tensor = LOOPS[loop]
+    plain = getattr(owner, called)
+
+    def waiting(*args, **options):
+        what(tensor(*args, **options).detach())
+        return plain(*args, **options)
+
+    monkeypatch.setattr(owner, called, waiting)
+    if name in METHODS:
+        subjects.distil(METHODS[name], Watched(ledger, tmp_path))
+    else:
+        INFERENCES[name].fit(subjects.coreset(), subjects.NET, subjects.inputs(), Watched(ledger, tmp_path))
+    with pytest.raises(AssertionError):
+        check(ledger, "planted")
+    found = [*ledger.counts["step"].waits, *ledger.errors()]
+    assert any("test_steps.py:waiting" in one for one in found)
 
 
 def test_mixed_devices_and_generators_are_found(ledger) -> None:

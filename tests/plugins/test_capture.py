@@ -60,7 +60,7 @@ class Replayed:
     ) -> None:
         type(self).made += 1
         self.region, self.fixed = region, tuple(fixed)
-        self.inputs = [torch.empty_like(one, requires_grad=False) for one in inputs]
+        self.inputs = tuple(inputs)
         self.outputs: tuple[Tensor, ...] | None = None
 
     def reads(self, fixed: Sequence[Tensor]) -> bool:

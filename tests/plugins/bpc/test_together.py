@@ -60,7 +60,7 @@ def test_what_is_together_counts_as_memory() -> None:
         few, many, chosen = (replace(method, together=count).peak_bytes(CIFAR, 10) or 0 for count in (1, 20, None))
         assert few <= chosen <= few + GPU_BYTES < few + many
         once, twice = (replace(method, capture=capture).peak_bytes(CIFAR, 10) or 0 for capture in (False, True))
-        assert 1.4 * once < twice <= 2 * once
+        assert 1.1 * once < twice <= 1.6 * once
 
 
 @pytest.mark.parametrize("ipc", [1, 10, 50])
