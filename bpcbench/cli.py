@@ -178,7 +178,12 @@ def parser() -> argparse.ArgumentParser:
     for action in (have, get):
         _data(action)
 
-    schema = commands.add_parser("schema", help="print a JSON schema of suites, for editors")
+    schema = commands.add_parser(
+        "schema",
+        help="print a JSON schema of suites, for editors",
+        description="Print a JSON schema of suites, for editors. It lists the options of every plugin that is installed, "
+        "so all of them are imported.",
+    )
     schema.set_defaults(run="catalogue:schema")
 
     listing = commands.add_parser("list", help="list what plugins bring")
