@@ -181,8 +181,7 @@ def parser() -> argparse.ArgumentParser:
     schema = commands.add_parser(
         "schema",
         help="print a JSON schema of suites, for editors",
-        description="Print a JSON schema of suites, for editors. It lists the options of every plugin that is installed, "
-        "so all of them are imported.",
+        description="Print a JSON schema of suites for editors. It has the options of every plugin, so all are loaded.",
     )
     schema.set_defaults(run="catalogue:schema")
 
