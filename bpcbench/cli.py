@@ -178,7 +178,11 @@ def parser() -> argparse.ArgumentParser:
     for action in (have, get):
         _data(action)
 
-    schema = commands.add_parser("schema", help="print a JSON schema of suites, for editors")
+    schema = commands.add_parser(
+        "schema",
+        help="print a JSON schema of suites, for editors",
+        description="Print a JSON schema of suites for editors. It has the options of every plugin, so all are loaded.",
+    )
     schema.set_defaults(run="catalogue:schema")
 
     listing = commands.add_parser("list", help="list what plugins bring")

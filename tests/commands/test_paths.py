@@ -56,8 +56,10 @@ def test_every_command_takes_any_path(
 
 def test_a_home_that_does_not_exist_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in (["report", "quickstart"], ["status"], ["store", "list"], ["store", "verify"]):
-        assert main([*words, "--out", "~nobody/store"]) == 2
-        assert "is not a store" in capsys.readouterr().err
-    assert main(["data", "list", "--data", "~nobody/data"]) == 0
+    # The system knows the first user, whose home does not exist, and not the second.
+    for home in ("~nobody", "~no-such-user"):
+        for words in (["report", "quickstart"], ["status"], ["store", "list"], ["store", "verify"]):
+            assert main([*words, "--out", f"{home}/store"]) == 2
+            assert "is not a store" in capsys.readouterr().err
+        assert main(["data", "list", "--data", f"{home}/data"]) == 0
     assert list(tmp_path.iterdir()) == []

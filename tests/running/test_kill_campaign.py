@@ -174,10 +174,11 @@ def test_a_fork_server_that_is_killed_is_replaced(number: signal.Signals, tmp_pa
 
 @pytest.mark.campaign
 def test_a_terminal_that_closes_leaves_checkpoints(tmp_path: Path) -> None:
-    """SIGHUP goes to all processes of its group, the fork server included."""
+    """SIGHUP goes to all processes of its group, the fork server included. No checkpoint is due before."""
     toy = make(tmp_path / "toy")
-    running = toy.start(pace=PACE, group=True)
-    until(lambda: toy.scratch("coreset-*/*/checkpoint-*"))
+    running = toy.start(pace=0.05, group=True, checkpoint=1000)
+    until(lambda: any(path.stat().st_size for path in toy.scratch("coreset-*/*/events.jsonl")))
+    assert not toy.scratch("*/*/checkpoint-*")
     os.killpg(running.pid, signal.SIGHUP)
     assert running.wait(60) == 128 + signal.SIGHUP, toy.output()
     assert toy.all_gone(20)

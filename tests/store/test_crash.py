@@ -180,6 +180,7 @@ def test_a_disk_that_fills_up_while_a_file_is_written(limit: int, root: Path) ->
     code = in_child(work)
     assert code in (0, REFUSED)
     assert (limit >= 20_500) == (code == 0)
+    assert list((root / "scratch").glob("*/tmp-*")) == [], "what a full disk has refused takes no room"
     check(root)
 
 

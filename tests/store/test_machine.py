@@ -212,3 +212,24 @@ class TestStores(Stores.TestCase):  # type: ignore[name-defined,misc]
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
+
+
+@pytest.mark.parametrize("number", range(len(DAMAGES)))
+def test_every_damage_is_noticed(number: int) -> None:
+    """Few of the sequences above hold all damages; these are short, and always the same."""
+    machine = Stores()
+    machine.begin()
+    try:
+        for name in ("ours", "theirs"):
+            machine.commit(name, 0, PLACES[0], 1.0)
+            machine.is_what_it_should_be()
+            machine.damage(name, PLACES[0], DAMAGES[number])
+            machine.is_what_it_should_be()
+        machine.merge(0, dry=True)
+        machine.read("theirs", 1, PLACES[0])
+        machine.make("ours", 1, PLACES[0], 2.0)
+        machine.is_what_it_should_be()
+        machine.merge(1, dry=False)
+        machine.is_what_it_should_be()
+    finally:
+        machine.teardown()

@@ -119,6 +119,7 @@ CASES = {
     "precision": (good(p="precision: 32"), 6, "precision: expected a word such as float32, got 32"),
     "name": (good(n="name: a/b"), 6, "name: expected a word without /, 120 bytes at most, got 'a/b'"),
     "metrics": (good(m="metrics: acc"), 6, "metrics: expected a list of metric names, got 'acc'"),
+    "unknown metric": (good(m="metrics: [acc, briar]"), 6, "metrics: unknown metric 'briar'; did you mean 'brier'?"),
     "tuned": (good(t="tuned: 8"), 6, "tuned: expected {METHOD: {trials: n}}, as `bpcbench tune` writes it, got 8"),
     "tuned without trials": (good(t="tuned: {random: {}}"), 6, "tuned.random: expected a mapping with the number of"),
     "tuned otherwise": (good(t="tuned: {random: {trials: 2, trial: 3}}"), 6, "random.trial: unknown key 'trial'; did"),
