@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -101,7 +103,8 @@ def make(
     """
     try:
         sources = Sources(Lookup(registry), data, unverified, declare)
-        made = _make(registry, suite, store, sources, skip_missing, set(recompute), snapshots, memory)
+        with _collector_paused():
+            made = _make(registry, suite, store, sources, skip_missing, set(recompute), snapshots, memory)
         noted = (replace(planned, exhausted=(exhausted or {}).get(planned.id, "")) for planned in made.stages)
         return replace(made, stages=tuple(noted)) if exhausted else made
     except (BpcbenchError, KeyboardInterrupt):
@@ -111,6 +114,18 @@ def make(
         where = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}, in {where.name})"
         raise PluginError(f"{suite.name} cannot be planned: {what}") from error
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the cyclic garbage collector from scanning again and again what only grows: half the time of a large plan."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _make(
