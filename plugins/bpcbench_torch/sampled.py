@@ -80,7 +80,10 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
     targets = torch.tensor(coreset.targets, device=ctx.device)
     scale = inference.scale(coreset)
     targets = targets.long() if coreset.convention == "class" else targets.float() / scale
-    flats = [FlatNetwork(network.build(shape, coreset.classes, seed).to(ctx.device)) for seed in seeds]
+    last = inference.channels_last
+    flats = [
+        FlatNetwork(network.build(shape, coreset.classes, seed).to(ctx.device), channels_last=last) for seed in seeds
+    ]
     noise = [torch.Generator(ctx.device).manual_seed(seed) for seed in seeds]
     theta = torch.stack([flat.initial() for flat in flats])
     if inference.start == "normal":
@@ -131,7 +134,8 @@ def fit(inference: Sampler, coreset: Coreset, network: Network, ctx: Context) ->
 
 def restore(inference: Sampler, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> SampledPredictive:
     """Return the predictive of stored samples."""
-    flat = FlatNetwork(network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device))
+    module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
+    flat = FlatNetwork(module, channels_last=inference.channels_last)
     theta = torch.tensor(arrays["theta"])
     prefix = "statistics."
     names = [name for name in arrays if name.startswith(prefix)]
