@@ -88,8 +88,8 @@ class FlatNetwork:
     def _laid_out(self, images: Tensor) -> Tensor:
         """Return grey images with the strides of channels last, if they are to have them.
 
-        With one channel both layouts have the same numbers in the same order. Torch then takes what the strides say, and
-        the views of a flat vector, which are the weights here, say contiguous, unlike the weights of a module.
+        With one channel both layouts have the same numbers in the same order. Torch then takes what the strides say,
+        and the views of a flat vector, which are the weights here, say contiguous, unlike the weights of a module.
         """
         if not self.channels_last or images.shape[1] != 1:
             return images

@@ -40,9 +40,9 @@ class Sampler(Inference):
     While sampling, BatchNorm uses the statistics of the current rows. Predictions use statistics of the coreset,
     recomputed for every sample.
 
-    Networks compute in their own memory layout, except that grey images keep them from it: torch takes the layout of one
-    channel for that of the weights, which here are parts of a vector. `channels_last` says it of the images. It is
-    for speed on a CPU (docs/speed.md) and changes nothing for colour, or for networks that are not channels last.
+    Networks compute in their own memory layout, except that grey images keep them from it: those of one channel say no
+    layout, and neither do the weights, which here are parts of a vector. `channels_last` lays the images out. It is for
+    speed on a CPU (docs/speed.md) and changes nothing for colour, or for networks that are not channels last.
 
     The norm of theta and the training loss are logged, and at the end the worst and the median R-hat and effective
     sample size of the class probabilities of coreset images (Vehtari et al., 2021).

@@ -1,4 +1,4 @@
-"""Sampled inference on grey images: the energy's gradient with them channels last against the layout without the option.
+"""Sampled inference on grey images: the energy's gradient with them channels last against that without the option.
 
     pytest tests/benchmarks/test_sampled_layout.py -n 0 -s -m benchmark
 
