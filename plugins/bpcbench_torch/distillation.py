@@ -157,7 +157,8 @@ def distil(
             values = compute.outer(model, augment(rows), row_targets, features, labels)
             # Only for learned tensors: gradients of the network's weights are not needed.
             for tensor, gradient in zip(learned, torch.autograd.grad(values["loss"], learned), strict=True):
-                tensor.grad = gradient
+                # Fused kernels take numbers as they lie in memory, whatever the strides of a gradient say.
+                tensor.grad = gradient.contiguous() if everything else gradient
             optimizer.step()
             if average is not None:
                 average.update()
