@@ -118,7 +118,7 @@ def make(
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Keep the cyclic garbage collector from scanning again and again what only grows: half the time of a large plan."""
+    """Keep the cyclic garbage collector from scanning what only grows: that is half the time of a large plan."""
     enabled = gc.isenabled()
     gc.disable()
     try:

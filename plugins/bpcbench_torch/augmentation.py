@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +11,8 @@ from bpcbench.errors import unknown
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from bpcbench_torch.distortions import Draws
 
 OPERATIONS = {
     "frepo": ("flip", "noise", "brightness", "color", "crop", "rotate", "translate", "cutout"),
@@ -94,31 +96,46 @@ class Augmentation:
 
     def recorded(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return augmented images and the random numbers from which `repeated` makes the same; not in mode `one`."""
-        return self._applied(images, generator, None)
+        draws = self._draws(images, generator, None)
+        return self._applied(images, draws), tuple(draws.numbers)
+
+    def numbers(self, images: Tensor, generator: torch.Generator) -> Callable[[], tuple[Tensor, ...]]:
+        """Return what draws the numbers of `recorded` for images of this shape, without augmenting any."""
+        state = generator.get_state()
+        draws = self._draws(images.detach(), generator, None)
+        self._applied(images.detach(), draws)
+        generator.set_state(state)
+        return draws.again
 
     def repeated(self, images: Tensor, numbers: Sequence[Tensor]) -> Tensor:
         """Return the images of `recorded`, with gradients where these have them; no number is drawn."""
-        return self._applied(images, None, numbers)[0]
+        return self._applied(images, self._draws(images, None, numbers))
 
-    def _applied(
-        self, images: Tensor, generator: torch.Generator | None, numbers: Sequence[Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        import torch
-
+    def _draws(self, images: Tensor, generator: torch.Generator | None, numbers: Sequence[Tensor] | None) -> Draws:
         from bpcbench_torch.distortions import DSA, FRePo
+
+        return (DSA if self.family == "dsa" else FRePo)(generator, _precise(images), numbers)
+
+    def _applied(self, images: Tensor, draws: Draws) -> Tensor:
+        import torch
 
         operations = self.operations
         if not operations:
-            return images, ()
+            return images
         if self.mode == "one":
             raise ValueError("an operation is drawn first")
-        # Half precision is too coarse for coordinates.
-        precise = images.to(torch.promote_types(images.dtype, torch.float32))
-        draws = (DSA if self.family == "dsa" else FRePo)(generator, precise, numbers)
+        precise = _precise(images)
         if self.mode == "each":
             # All operations for all images, so that no shape depends on the draw and the host need not wait for it.
             every = torch.stack([draws.chain(precise, (operation,)) for operation in operations])
             found = every[draws.below(len(operations)), torch.arange(len(images), device=images.device)]
         else:
             found = draws.chain(precise, operations)
-        return found.to(images.dtype), tuple(draws.numbers)
+        return found.to(images.dtype)
+
+
+def _precise(images: Tensor) -> Tensor:
+    """Return images in the precision that coordinates need, for which half is too coarse."""
+    import torch
+
+    return images.to(torch.promote_types(images.dtype, torch.float32))

@@ -19,9 +19,12 @@ from torch.utils.checkpoint import checkpoint
 from bpcbench.api import Context
 from bpcbench.errors import UserError
 from bpcbench.records import Facts
+from bpcbench_torch.augmentation import Augmentation
 from bpcbench_torch.pool_method import PoolMethod
 
 State = dict[str, Tensor]
+GAIN_ON_CPU = frozenset({"color", "cutout", "flip"})
+"""Operations of augmentations that are compiled on a CPU: generated warps take twice as long as torch's own."""
 WORTH_COMPILING = 1e13
 """Floating-point operations of a run from which on `compile: auto` compiles; docs/speed.md has the measurements."""
 
@@ -81,6 +84,11 @@ class Compiled(Computation):
     def __init__(self, method: PoolMethod, n: int, ctx: Context, model: nn.Module) -> None:
         super().__init__(method, n, ctx)
         _check_compiler(self.device)
+        if method.compile_mode.startswith("max-autotune") and torch.are_deterministic_algorithms_enabled():
+            raise UserError(
+                f"`compile_mode: {method.compile_mode}` chooses kernels by their time, which `deterministic: true` "
+                "rules out; remove one of them"
+            )
         seen, trained = _Body(copy.deepcopy(model).train(self.batch)), copy.deepcopy(model).train()
         buffers = [name for name, _ in seen.named_buffers()] if self.batch else []
 
@@ -99,7 +107,9 @@ class Compiled(Computation):
         def pool_loss(state: State, images: Tensor, targets: Tensor) -> Tensor:
             return method.pool_loss(lambda x: functional_call(trained, state, (x,)), images, targets)
 
-        self._constant, self._outer, self._pool_loss = (_compile(f) for f in (constant, outer, pool_loss))
+        self._constant, self._outer, self._pool_loss = (
+            compiled(f, method.compile_mode, self.device) for f in (constant, outer, pool_loss)
+        )
         self._states: WeakKeyDictionary[nn.Module, tuple[State, State]] = WeakKeyDictionary()
 
     @torch.no_grad()
@@ -135,7 +145,48 @@ class _Body(nn.Module):
         return self.model.features(images)  # type: ignore[operator]
 
 
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+class CompiledAugmentation:
+    """An augmentation whose images are made by compiled functions, one for each operation and shape.
+
+    The random numbers are those of the eager augmentation: they are drawn outside of what is compiled. On a CPU only
+    operations are compiled that gain by it, unless `everything` is.
+    """
+
+    def __init__(
+        self,
+        augmentation: Augmentation,
+        generator: torch.Generator,
+        chooser: torch.Generator,
+        mode: str = "default",
+        *,
+        everything: bool = False,
+    ) -> None:
+        self.augmentation, self.generator, self.chooser, self.mode = augmentation, generator, chooser, mode
+        self.everything = everything
+        self._compiled: dict[object, tuple[Callable[[], tuple[Tensor, ...]], Callable[..., Tensor]]] = {}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return augmented images, equal to the eager ones but for the last bits."""
+        chosen = self.augmentation.drawn(self.chooser)
+        if not self._gains(chosen, images.device.type):
+            return chosen.recorded(images, self.generator)[0]
+        key = chosen, images.shape, images.dtype, images.requires_grad
+        if key not in self._compiled:
+
+            def repeated(images: Tensor, numbers: tuple[Tensor, ...]) -> Tensor:
+                return chosen.repeated(images, numbers)
+
+            made = compiled(repeated, self.mode, images.device.type)
+            self._compiled[key] = chosen.numbers(images, self.generator), made
+        numbers, function = self._compiled[key]
+        return function(images, numbers())
+
+    def _gains(self, chosen: Augmentation, device: str) -> bool:
+        operations = set(chosen.operations)
+        return bool(operations) and (self.everything or device != "cpu" or operations <= GAIN_ON_CPU)
+
+
+def compiled(function: Callable[..., Any], mode: str, device: str) -> Callable[..., Any]:
     """Return the compiled function; it raises if it cannot be compiled as one graph.
 
     Torch caches compilations per code object and falls back to eager execution, with other last bits, when there are
@@ -145,7 +196,19 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     own = types.FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, closure=function.__closure__
     )
-    return torch.compile(own, dynamic=False, fullgraph=True, options={"compile_threads": 1})
+    from torch._inductor import list_mode_options
+
+    options = list_mode_options(mode)
+    made = torch.compile(own, dynamic=False, fullgraph=True, options={**options, "compile_threads": 1})
+    if device != "cuda" or not options.get("triton.cudagraphs"):
+        return made
+
+    def kept(*values: Any) -> Any:
+        # What a CUDA graph returns is overwritten by the next one; features, losses and logged values last longer.
+        found = made(*values)
+        return {name: one.clone() for name, one in found.items()} if isinstance(found, dict) else found.clone()
+
+    return kept
 
 
 def compiles(method: PoolMethod, facts: Facts, ipc: int, device: str) -> bool:

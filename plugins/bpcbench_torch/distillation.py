@@ -16,7 +16,7 @@ from bpcbench.records import Array, Arrays, Coreset, Data, Inputs, Recipe
 from bpcbench.sampling import per_class
 from bpcbench_torch.allocation import freed_memory_kept
 from bpcbench_torch.batches import Batches
-from bpcbench_torch.computation import Compiled, Computation, compiles
+from bpcbench_torch.computation import Compiled, CompiledAugmentation, Computation, compiles
 from bpcbench_torch.growth import grown, size_at
 from bpcbench_torch.lamb import Lamb
 from bpcbench_torch.moving_average import MovingAverage
@@ -78,7 +78,9 @@ def distil(
     targets = torch.tensor(centred_targets(fresh, method.label_scale), device=ctx.device)
     targets.requires_grad_(method.learn_labels)
     learned = [images, targets] if method.learn_labels else [images]
-    optimizer = _optimizer(method, images, targets)
+    compiling = compiles(method, data.facts, ipc, ctx.device)
+    everything = compiling and method.compile_parts == "all"
+    optimizer = _optimizer(method, images, targets, fused=everything)
     rates = [group["lr"] for group in optimizer.param_groups]
     pool = Pool(
         method.network,
@@ -102,10 +104,13 @@ def distil(
     generator = torch.Generator(ctx.device).manual_seed(ctx.seed + 2)
     # A separate CPU generator: the drawn operation decides what is launched, and must not wait for the device.
     chooser = torch.Generator().manual_seed(ctx.seed + 3)
-    augment = partial(strategy(method.augmentation_used(), data.facts.shape[0]), generator=generator, chooser=chooser)
+    augmentation = strategy(method.augmentation_used(), data.facts.shape[0])
+    augment: Callable[[Tensor], Tensor] = partial(augmentation, generator=generator, chooser=chooser)
     compute = Computation(method, len(data.train), ctx)
-    if compiles(method, data.facts, ipc, ctx.device):
+    if compiling:
         compute = Compiled(method, len(data.train), ctx, pool.models[0])
+    if everything:
+        augment = CompiledAugmentation(augmentation, generator, chooser, method.compile_mode)
     average = MovingAverage({"images": images, "targets": targets}, method.average) if method.average else None
 
     def kept(name: str, tensor: Tensor) -> Tensor:
@@ -152,7 +157,8 @@ def distil(
             values = compute.outer(model, augment(rows), row_targets, features, labels)
             # Only for learned tensors: gradients of the network's weights are not needed.
             for tensor, gradient in zip(learned, torch.autograd.grad(values["loss"], learned), strict=True):
-                tensor.grad = gradient
+                # Fused kernels take numbers as they lie in memory, whatever the strides of a gradient say.
+                tensor.grad = gradient.contiguous() if everything else gradient
             optimizer.step()
             if average is not None:
                 average.update()
@@ -161,11 +167,12 @@ def distil(
     return coreset()
 
 
-def _optimizer(method: PoolMethod, images: Tensor, targets: Tensor) -> torch.optim.Optimizer:
+def _optimizer(method: PoolMethod, images: Tensor, targets: Tensor, *, fused: bool) -> torch.optim.Optimizer:
+    """Return the optimiser of images and labels; a `fused` Adam is one kernel for each of them, LAMB stays as it is."""
     groups = [{"params": [images], "lr": method.lr}]
     if method.learn_labels:
         groups.append({"params": [targets], "lr": method.lr if method.label_lr is None else method.label_lr})
-    return Lamb(groups) if method.optimiser == "lamb" else torch.optim.Adam(groups)
+    return Lamb(groups) if method.optimiser == "lamb" else torch.optim.Adam(groups, fused=fused or None)
 
 
 def _pool_loss(

@@ -7,7 +7,8 @@ parameters in the ranges of their papers' code, only from the given generator.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -87,6 +88,7 @@ class Draws:
     Geometric operations return matrices for `warp`; the others map images to images. Numbers are drawn on the
     generator's device and copied asynchronously: a CPU generator gives the same numbers for images on any device.
     All of them are kept in `numbers`; with `given`, those of an earlier batch are used again in place of new ones.
+    `again` draws new ones without any image.
     """
 
     padding: ClassVar[Padding]
@@ -97,6 +99,8 @@ class Draws:
     ) -> None:
         self.generator, self.numbers = generator, list(given or ())
         self._left = None if given is None else iter(self.numbers)
+        # Functions of the draws, not closures: a cycle would keep the numbers alive until it is collected.
+        self._asked: list[Callable[[Draws], Tensor]] = []
         self.device, self.dtype = images.device, images.dtype
         self.count = len(images)
         self.height, self.width = images.shape[-2:]
@@ -116,31 +120,31 @@ class Draws:
 
     def uniform(self, low: float, high: float) -> Tensor:
         """Return numbers from U(low, high), (n,)."""
-        if self._left is not None:
-            return next(self._left)
-        drawn = torch.rand(self.count, generator=self.generator, device=self._source, dtype=self.dtype)
-        return self._kept(drawn * (high - low) + low)
+        return self._drawn(partial(_uniform, low=low, high=high))
 
     def below(self, limit: int) -> Tensor:
         """Return integers from 0 ... limit-1, (n,)."""
-        if self._left is not None:
-            return next(self._left)
-        return self._kept(torch.randint(limit, (self.count,), generator=self.generator, device=self._source))
+        return self._drawn(partial(_below, limit=limit))
 
     def normal(self, images: Tensor, std: float) -> Tensor:
         """Return numbers from N(0, std^2) in the shape of images."""
-        if self._left is not None:
-            return next(self._left)
-        drawn = torch.randn(images.shape, generator=self.generator, device=self._source, dtype=self.dtype)
-        return self._kept(std * drawn)
+        return self._drawn(partial(_normal, shape=images.shape, std=std))
+
+    def again(self) -> tuple[Tensor, ...]:
+        """Return new numbers for what was asked for, in that order."""
+        return tuple(draw(self).to(self.device, non_blocking=True) for draw in self._asked)
 
     @property
-    def _source(self) -> torch.device:
+    def source(self) -> torch.device:
+        """The generator's device."""
         assert self.generator is not None
         return self.generator.device
 
-    def _kept(self, drawn: Tensor) -> Tensor:
-        self.numbers.append(drawn.to(self.device, non_blocking=True))
+    def _drawn(self, draw: Callable[[Draws], Tensor]) -> Tensor:
+        if self._left is not None:
+            return next(self._left)
+        self._asked.append(draw)
+        self.numbers.append(draw(self).to(self.device, non_blocking=True))
         return self.numbers[-1]
 
     def shift(self, share: float) -> Tensor:
@@ -154,6 +158,19 @@ class Draws:
     def rotate(self) -> Tensor:
         """Rotate by U(-15, 15) degrees."""
         return rotation(self.uniform(-15, 15))
+
+
+def _uniform(draws: Draws, *, low: float, high: float) -> Tensor:
+    drawn = torch.rand(draws.count, generator=draws.generator, device=draws.source, dtype=draws.dtype)
+    return drawn * (high - low) + low
+
+
+def _below(draws: Draws, *, limit: int) -> Tensor:
+    return torch.randint(limit, (draws.count,), generator=draws.generator, device=draws.source)
+
+
+def _normal(draws: Draws, *, shape: torch.Size, std: float) -> Tensor:
+    return std * torch.randn(shape, generator=draws.generator, device=draws.source, dtype=draws.dtype)
 
 
 class FRePo(Draws):

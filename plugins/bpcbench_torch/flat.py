@@ -26,9 +26,12 @@ class FlatNetwork:
     Calls have no state: equal arguments give equal logits, and the given module is never modified. A call is twice
     differentiable in theta and in the images, and works under `torch.func.vmap` over either. Random layers such as
     dropout are off.
+
+    With `channels_last`, grey images are laid out channels last if the module's convolutions are, which its device and
+    norms decide; others always are. Logits differ in the last bits.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, channels_last: bool = False) -> None:
         named = dict(module.named_parameters())
         self._names = tuple(named)
         self._shapes = tuple(value.shape for value in named.values())
@@ -40,6 +43,8 @@ class FlatNetwork:
         """A copy of the given module's buffers."""
         self.row_wise: bool = row_wise(module)
         """Whether the logits of an image never depend on the other images of its batch."""
+        self.channels_last: bool = channels_last and any(map(_channels_last, named.values()))
+        """Whether grey images are laid out channels last."""
         self._fixed = copy.deepcopy(module).requires_grad_(False).eval()
         self._free = copy.deepcopy(self._fixed)
         # Norms without running statistics use those of the batch, and update nothing in place.
@@ -51,7 +56,7 @@ class FlatNetwork:
 
     def __call__(self, theta: Tensor, images: Tensor, *, statistics: Statistics = "batch") -> Tensor:
         """Return logits (n, classes) for parameters (size,) and images (n, c, h, w)."""
-        parameters = self.split(theta)
+        parameters, images = self.split(theta), self._laid_out(images)
         if isinstance(statistics, str):
             return torch.func.functional_call(self._free, parameters, (images,))
         return torch.func.functional_call(self._fixed, (parameters, dict(statistics)), (images,))
@@ -69,7 +74,7 @@ class FlatNetwork:
 
         Variances are unbiased, as torch stores them for predictions. Other buffers keep their initial values.
         """
-        buffers = {name: value.clone() for name, value in self.buffers.items()}
+        buffers, images = {name: value.clone() for name, value in self.buffers.items()}, self._laid_out(images)
         if not self.row_wise:
             model = copy.deepcopy(self._fixed)
             for prefix, module in model.named_modules():
@@ -79,3 +84,18 @@ class FlatNetwork:
                     buffers[f"{prefix}.num_batches_tracked" if prefix else "num_batches_tracked"].zero_()
             torch.func.functional_call(model, (self.split(theta), buffers), (images,))
         return buffers
+
+    def _laid_out(self, images: Tensor) -> Tensor:
+        """Return grey images with the strides of channels last, if they are to have them.
+
+        With one channel both layouts have the same numbers in the same order. Torch then takes what the strides say,
+        and the views of a flat vector, which are the weights here, say contiguous, unlike the weights of a module.
+        """
+        if not self.channels_last or images.shape[1] != 1:
+            return images
+        return images.contiguous()[:, 0].unsqueeze(-1).permute(0, 3, 1, 2)
+
+
+def _channels_last(weight: Tensor) -> bool:
+    """Return whether a parameter is the weight of a convolution, larger than 1x1, in channels last."""
+    return weight.dim() == 4 and weight.shape[2] * weight.shape[3] > 1 and weight.stride(1) == 1

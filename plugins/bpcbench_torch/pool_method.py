@@ -46,6 +46,15 @@ class PoolMethod(Method):
     - `updates`: a network is replaced after exactly this many updates. FRePo's code compares with `>`, so that its
       networks have 101 at a T of 100; `updates: 101` reproduces it, initial counters included.
 
+    Options that decide how fast a step is; results differ in the last bits:
+
+    - `compile_mode`: a mode of torch.compile. `reduce-overhead` and `max-autotune` replay CUDA graphs, on a GPU alone;
+      `max-autotune` and `max-autotune-no-cudagraphs` choose kernels by their time, so that two runs may differ in the
+      last bits.
+    - `compile_parts`: `all` compiles the augmentation too, with the same random numbers, and updates images and labels
+      by torch's fused Adam. It saves launches of a GPU; on a CPU, where warps stay as they are, it gains next to
+      nothing (docs/speed.md).
+
     Options for short CPU budgets, which the papers do not have and the suites under paper/ leave off:
 
     - `batch_start`: real batches grow from this size to `batch` by doubling, each size for equally many steps. The
@@ -92,6 +101,14 @@ class PoolMethod(Method):
         "compile the step with torch.compile; results differ in the last bits; auto: where it saves more than it costs",
         absent=False,
     )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
+        "default", "mode of torch.compile, for compile: true or auto", absent="default"
+    )
+    compile_parts: Literal["network", "all"] = option(
+        "network",
+        "what `compile` covers: the network and its losses, or the augmentation and a fused Adam as well",
+        absent="network",
+    )
     batch_start: int | None = option(
         None, "real images per step at the start, doubled until `batch`; none: always `batch`", absent=None
     )
@@ -114,6 +131,9 @@ class PoolMethod(Method):
             raise ValueError(f"chunk must be at least 1, got {self.chunk}")
         if self.chunk is not None and (self.compile is True or self.statistics == "batch"):
             raise ValueError("chunk needs `statistics: running`, and cannot be combined with `compile: true`")
+        for name, off in (("compile_mode", "default"), ("compile_parts", "network")):
+            if self.compile is False and getattr(self, name) != off:
+                raise ValueError(f"{name}: {getattr(self, name)} is for `compile: true` or `compile: auto`")
         if self.init_seed is not None and self.init_seed < 0:
             raise ValueError(f"init_seed must not be negative, got {self.init_seed}")
         check_growth(self.batch_start, self.batch)

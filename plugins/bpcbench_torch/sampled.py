@@ -86,7 +86,11 @@ def fit(
     targets = torch.tensor(coreset.targets, device=ctx.device)
     scale = inference.scale(coreset)
     targets = targets.long() if coreset.convention == "class" else targets.float() / scale
-    flats = [FlatNetwork(network.build(shape, coreset.classes, seed).to(ctx.device)) for seed in of_chains]
+    last = inference.channels_last
+    flats = [
+        FlatNetwork(network.build(shape, coreset.classes, seed).to(ctx.device), channels_last=last)
+        for seed in of_chains
+    ]
     noise = [torch.Generator(ctx.device).manual_seed(seed) for seed in of_chains]
     theta = torch.stack([flat.initial() for flat in flats])
     if inference.start == "normal":
@@ -145,7 +149,8 @@ def _member(samples: Samples, first: int, count: int, index: int) -> Tensor:
 
 def restore(inference: Sampler, arrays: Arrays, coreset: Coreset, network: Network, ctx: Context) -> SampledPredictive:
     """Return the predictive of stored samples."""
-    flat = FlatNetwork(network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device))
+    module = network.build(coreset.images.shape[1:], coreset.classes, ctx.seed).to(ctx.device)
+    flat = FlatNetwork(module, channels_last=inference.channels_last)
     theta = torch.tensor(arrays["theta"])
     prefix = "statistics."
     names = [name for name in arrays if name.startswith(prefix)]

@@ -40,6 +40,10 @@ class Sampler(Inference):
     While sampling, BatchNorm uses the statistics of the current rows. Predictions use statistics of the coreset,
     recomputed for every sample.
 
+    Networks compute in their own memory layout, except that grey images keep them from it: those of one channel say no
+    layout, and neither do the weights, which here are parts of a vector. `channels_last` lays the images out. It is for
+    speed on a CPU (docs/speed.md) and changes nothing for colour, or for networks that are not channels last.
+
     The norm of theta and the training loss are logged, and at the end the worst and the median R-hat and effective
     sample size of the class probabilities of coreset images (Vehtari et al., 2021).
     """
@@ -70,6 +74,11 @@ class Sampler(Inference):
         None,
         "images of a step whose activations are in memory at a time, for networks without BatchNorm; none: all",
         absent=None,
+    )
+    channels_last: bool = option(
+        False,
+        "grey images channels last as well, where the network is; faster, results differ in the last bits",
+        absent=False,
     )
     samples_in: Literal["memory", "disk"] = option("memory", "where samples are kept while chains run", key=False)
     keep: bool = option(

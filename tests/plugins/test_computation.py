@@ -6,9 +6,12 @@ import functools
 import importlib.util
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -17,13 +20,16 @@ from torch import Tensor
 
 from bpcbench.errors import UserError
 from bpcbench.planning.spec import Spec
-from bpcbench.records import Facts
-from bpcbench.testing import MethodConformance, context, toy_data, toy_inputs
+from bpcbench.records import Facts, Ref
+from bpcbench.registry.options import OptionError, build
+from bpcbench.testing import MethodConformance, context, registry, toy_data, toy_inputs
 from bpcbench_distill.method import FRePo
 from bpcbench_torch import computation
-from bpcbench_torch.computation import Compiled, Computation, _missing_compiler
+from bpcbench_torch.augmentation import OPERATIONS, Augmentation
+from bpcbench_torch.computation import Compiled, CompiledAugmentation, Computation, _missing_compiler
 from bpcbench_torch.networks import ConvBN
 from bpcbench_torch.pool_method import PoolMethod
+from bpcbench_torch.strategy import strategy
 from bpcbench_vbpc.method import VBPC
 
 SMALL = ConvBN(width=2, depth=1, order="conv-first")
@@ -83,11 +89,15 @@ def test_compiled_is_eager_but_for_the_last_bits(tmp_path):
     agree(SHORT, tmp_path)
 
 
+def traced(function: Any, mode: str, device: str) -> Any:
+    """Stand in for the compiler where generating code, which takes most of the time, is not what matters."""
+    own = types.FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    return torch.compile(own, dynamic=False, fullgraph=True, backend="aot_eager")
+
+
 @pytest.mark.campaign
 def test_frepo_and_batch_statistics_are_one_graph_as_well(monkeypatch, tmp_path):
-    """Without generating code, which takes most of the time."""
-    compiler = functools.partial(torch.compile, dynamic=False, fullgraph=True, backend="aot_eager")
-    monkeypatch.setattr(computation, "_compile", compiler)
+    monkeypatch.setattr(computation, "compiled", traced)
     options = {"network": SMALL, "statistics": "batch", "compile": True}
     agree(VBPC(**options), tmp_path / "vbpc")
     torch._dynamo.reset()
@@ -119,6 +129,125 @@ class TestCompiled(MethodConformance):
 def test_results_without_compile_keep_their_keys():
     assert "compile" not in Spec.of(replace(SHORT, compile=False)).options
     assert Spec.of(SHORT).options["compile"] is True
+
+
+def augmented(augment: Any, generators: list[torch.Generator], calls: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Return images with gradients, both of some calls, and the states that the generators end in."""
+    found = []
+    for call in range(calls):
+        images = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(call), requires_grad=True)
+        out = augment(images)
+        found += [out.detach(), torch.autograd.grad(out.square().sum(), [images])[0]]
+    return found, [generator.get_state() for generator in generators]
+
+
+def check_augmentation(augmentation: Augmentation, calls: int) -> None:
+    """Check compiled against eager images, gradients and generators."""
+    both = []
+    for whole in (False, True):
+        generator, chooser = (torch.Generator().manual_seed(seed) for seed in (1, 2))
+        augment: Any = CompiledAugmentation(augmentation, generator, chooser, everything=True)
+        if not whole:
+            augment = functools.partial(augmentation, generator=generator, chooser=chooser)
+        both.append(augmented(augment, [generator, chooser], calls))
+    for wanted, found in zip(*(values for values, _ in both), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(a, b) for a, b in zip(*(states for _, states in both), strict=True))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["paper-all", "frepo-each", "dsa-all", "paper", *OPERATIONS["frepo"], *(f"dsa:{o}" for o in OPERATIONS["dsa"])],
+)
+def test_a_compiled_augmentation_draws_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All calls of an operation are one graph, and the random numbers are those of the eager one."""
+    monkeypatch.setattr(computation, "compiled", traced)
+    check_augmentation(strategy(name, 3), 4)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", ["color_crop-all", "cutout_flip-all"])
+def test_a_compiled_augmentation_is_the_eager_one_but_for_the_last_bits(name: str) -> None:
+    check_augmentation(strategy(name, 3), 2)
+
+
+def test_warps_are_not_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(computation, "compiled", lambda function, mode, device: made.append(mode) or function)
+    generator = torch.Generator().manual_seed(0)
+    for name in ("crop", "noise", "rotate", "translate", "cutout_crop-all", "none"):
+        CompiledAugmentation(strategy(name, 1), generator, generator)(torch.zeros(2, 1, 8, 8))
+    assert made == []
+    for name in ("cutout", "color", "flip"):
+        CompiledAugmentation(strategy(name, 1), generator, generator, "reduce-overhead")(torch.zeros(2, 1, 8, 8))
+    assert made == ["reduce-overhead"] * 3
+
+
+WHOLE = replace(SHORT, augmentation="cutout", compile_parts="all")
+
+
+@pytest.mark.campaign
+def test_a_step_compiled_as_a_whole_is_the_eager_one(tmp_path):
+    """The first two updates of images and labels, by the compiled network and augmentation and the fused Adam."""
+    options = {"compile": False, "compile_parts": "network"}
+    data, inputs = toy_data(), toy_inputs()
+    for steps in (1, 2):
+        eager, whole = (
+            replace(method, steps=steps).distil(data, 2, inputs, context(tmp_path / f"{steps}{index}"))
+            for index, method in enumerate((replace(WHOLE, **options), WHOLE))
+        )
+        assert not np.array_equal(eager.images, whole.images)
+        np.testing.assert_allclose(whole.images, eager.images, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(whole.targets, eager.targets, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.campaign
+class TestWhole(MethodConformance):
+    """Interrupted and resumed, it ends with the same bits, with an operation drawn at every call."""
+
+    plugin = replace(WHOLE, augmentation="cutout_crop_flip", compile_mode="max-autotune-no-cudagraphs")
+    interruptions = (5,)
+    test_valid = test_deterministic = test_absent_classes = None
+
+
+@pytest.mark.parametrize("method", [VBPC(network=SMALL), FRePo(network=SMALL)], ids=["vbpc", "frepo"])
+def test_modes_and_parts_are_options_that_old_results_do_not_have(method: PoolMethod) -> None:
+    for name, value in (("compile_mode", "reduce-overhead"), ("compile_parts", "all")):
+        with pytest.raises(ValueError, match=f"{name}: {value} is for `compile: true`"):
+            replace(method, **{name: value})
+        for setting in (True, "auto"):
+            compiling = replace(method, compile=setting)
+            assert name not in Spec.of(compiling).options
+            assert Spec.of(replace(compiling, **{name: value})).options[name] == value
+
+
+def test_unknown_modes_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"compile_mode.*reduce-overhead"):
+        build(registry(), "method", Ref("vbpc", {"compile": True, "compile_mode": "fast"}))
+
+
+@pytest.mark.parametrize("mode", get_args(get_type_hints(PoolMethod)["compile_mode"]))
+def test_a_mode_reaches_torch(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's own options for it; on a GPU what a CUDA graph returns is copied before the next one is replayed."""
+    given: list[dict[str, Any]] = []
+    one = torch.ones(2)
+    monkeypatch.setattr(torch, "compile", lambda function, **more: given.append(more["options"]) or (lambda: one))
+    wanted = {**torch._inductor.list_mode_options(mode), "compile_threads": 1}
+    found = {device: computation.compiled(lambda: one, mode, device)() for device in ("cpu", "cuda")}
+    assert given == [wanted, wanted]
+    assert found["cpu"] is one
+    assert (found["cuda"] is one) != bool(wanted.get("triton.cudagraphs"))
+    assert torch.equal(found["cuda"], one)
+
+
+def test_kernels_chosen_by_time_are_not_deterministic(tmp_path: Path) -> None:
+    method = replace(SHORT, compile_mode="max-autotune")
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(UserError, match=r"max-autotune.*deterministic: true"):
+            Compiled(method, 100, context(tmp_path), SMALL.build((1, 8, 8), 3, 0))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_missing_compiler_is_one_clear_message(tmp_path):

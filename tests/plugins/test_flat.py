@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from bpcbench_torch import convnet
 from bpcbench_torch.flat import FlatNetwork
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
+from bpcbench_torch.resnet import ResNet18
 
 NETWORKS = [
     ConvBN(width=4),
@@ -131,3 +133,52 @@ def test_wrong_sizes_are_refused(images):
 def test_parameters_are_counted_without_building(cls, shape, order):
     network = cls(width=8, order=order)
     assert network.parameters(shape, 7) == sum(p.numel() for p in network.build(shape, 7, 0).parameters())
+
+
+@pytest.mark.parametrize("network", [*NETWORKS, ResNet18(width=4)], ids=lambda network: network.name)
+def test_grey_images_channels_last(network, monkeypatch):
+    """All convolutions compute in the layout of the module, and the function is the same."""
+    module = network.build((1, 16, 16), 3, 0).double()
+    plain, flat = FlatNetwork(module), FlatNetwork(module, channels_last=True)
+    images = torch.randn(6, 1, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert flat.channels_last == (module.memory_format is torch.channels_last)
+    layouts, convolve = [], F.conv2d
+
+    def watched(x, *args):
+        layouts.append(x.stride(1) == 1 and x.shape[2] > 1)
+        return convolve(x, *args)
+
+    monkeypatch.setattr(F, "conv2d", watched)
+    theta = plain.initial().requires_grad_()
+    outputs = [f(theta, images) for f in (plain, flat)]
+    assert set(layouts[: len(layouts) // 2]) == {False}
+    assert set(layouts[len(layouts) // 2 :]) == {flat.channels_last}
+    torch.testing.assert_close(outputs[0], outputs[1])
+    slopes = [torch.autograd.grad(output.square().sum(), theta)[0] for output in outputs]
+    torch.testing.assert_close(slopes[0], slopes[1])
+    thetas = torch.stack([flat.initial(), 1.1 * flat.initial()])
+    for batch, dims in ((images, (0, None)), (torch.stack([images, images.flip(0)]), (0, 0))):
+        together = [torch.func.vmap(f, in_dims=dims)(thetas, batch) for f in (plain, flat)]
+        torch.testing.assert_close(together[0], together[1])
+    statistics = [f.recomputed_statistics(theta.detach(), images) for f in (plain, flat)]
+    torch.testing.assert_close(statistics[0], statistics[1])
+
+
+def test_colour_images_and_plain_layouts_are_left_as_they_are():
+    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    colour, contiguous = ConvBN(width=4).build((3, 8, 8), 3, 0), NETWORKS[1].build((1, 8, 8), 3, 0)
+    for module, given in ((colour, images), (contiguous, images[:, :1])):
+        plain, flat = FlatNetwork(module), FlatNetwork(module, channels_last=True)
+        assert torch.equal(plain(plain.initial(), given), flat(flat.initial(), given))
+
+
+def test_the_layout_follows_the_device(monkeypatch):
+    """Where group norms copy channels last, grey images are not laid out so; the meta device plays the part of CUDA."""
+    rule = convnet.memory_format
+    monkeypatch.setattr(
+        convnet, "memory_format", lambda kind, order, device="cpu": rule(kind, order, device.replace("meta", "cuda"))
+    )
+    for network, there in ((ConvIN(width=4), False), (ConvBN(width=4), True)):
+        module = network.build((1, 8, 8), 3, 0)
+        assert FlatNetwork(module, channels_last=True).channels_last
+        assert FlatNetwork(module.to("meta"), channels_last=True).channels_last == there

@@ -401,3 +401,19 @@ def test_standardised_targets_are_sampled_alike_whatever_their_size(inference: S
     again = inference.restore(other.arrays() or {}, large, ConvBN(width=4), toy_inputs(), Noting())
     assert np.array_equal(again.log_probs(small.images), other.log_probs(small.images))
     assert (plain.scale(large), inference.scale(toy_coreset())) == (1.0, 1.0)
+
+
+@each_sampler
+def test_grey_images_channels_last_are_an_option_of_the_key(inference: Sampler) -> None:
+    """The chains, the statistics and the predictions are those of the other layout, but for rounding."""
+    assert "channels_last" not in Spec.of(inference).options
+    inference = replace(inference, burn=1, samples=2, thin=1)
+    other = replace(inference, channels_last=True)
+    assert Spec.of(other).options["channels_last"] is True
+    coreset = toy_coreset()
+    plain, laid = (one.fit(coreset, ConvBN(width=4), toy_inputs(), Noting()) for one in (inference, other))
+    assert (plain.network.channels_last, laid.network.channels_last) == (False, True)
+    np.testing.assert_allclose(laid.arrays()["theta"], plain.arrays()["theta"], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(laid.log_probs(coreset.images), plain.log_probs(coreset.images), rtol=1e-2, atol=1e-2)
+    again = other.restore(laid.arrays(), coreset, ConvBN(width=4), toy_inputs(), Noting())
+    assert np.array_equal(again.log_probs(coreset.images), laid.log_probs(coreset.images))
