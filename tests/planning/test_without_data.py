@@ -84,7 +84,7 @@ def test_a_plan_without_data_cannot_be_run(tmp_path: Path) -> None:
 
 def test_operations_are_those_of_the_formula(tmp_path: Path, registry: Registry) -> None:
     network = "methods.vbpc.network={width: 4, depth: 2}"
-    words = [*SMALL, network, "methods.vbpc.steps=7", "methods.vbpc.batch=16", "methods.random=false", "cases=[]"]
+    words = [*SMALL, network, "methods.vbpc.steps=7", "methods.vbpc.batch=16", "methods=[vbpc]", "cases=[]"]
     plan = Session("cpu/mnist", words, data=str(tmp_path), out=tmp_path / "no").prepare(declare=True).plan
     (coreset,) = [one for one in plan.stages if one.kind == "coreset"]
     # Two convolutions on 32x32 and 16x16 pixels, and a linear layer on 8x8 pixels of 8 channels; 2 per product.
