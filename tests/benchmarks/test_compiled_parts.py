@@ -1,4 +1,4 @@
-"""What `compile_parts: all` is made of, part by part: compiled augmentations, and torch's fused Adam, against eager ones.
+"""What `compile_parts: all` is made of, part by part: compiled augmentation and fused Adam against eager and default.
 
     pytest tests/benchmarks/test_compiled_parts.py -n 0 -s -m benchmark
 
@@ -109,7 +109,7 @@ def alternated(tried: Mapping[str, Callable[[], object]]) -> tuple[dict[str, flo
 def told(name: str, medians: Mapping[str, float], shares: Mapping[str, float], *, of: str) -> str:
     """Return the ratio of what is not `of`, and how long that takes."""
     share = next(value for variant, value in shares.items() if variant != of)
-    return f"{name} {share:.2f} of {1e6 * medians[of]:.3g} us"
+    return f"{name} {share:.2f} of {1e3 * medians[of]:.3g} ms"
 
 
 def taken(one: Callable[[], object], count: int) -> float:
