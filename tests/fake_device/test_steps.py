@@ -24,6 +24,7 @@ from fake_device_subjects import INFERENCES, METHODS, Watched
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from bpcbench_bpc import inner
+from bpcbench_torch.distillation import _optimizer
 from bpcbench_torch.sghmc import SGHMC
 
 pytestmark = pytest.mark.fakedevice
@@ -163,6 +164,21 @@ def test_a_network(ledger, name: str) -> None:
     loss.backward()
     assert images.grad is not None
     check(ledger, name)
+
+
+@pytest.mark.parametrize(("fused", "launches"), [(False, 14), (True, 4)], ids=["default", "fused"])
+def test_launches_of_adam(ledger, fused: bool, launches: int) -> None:
+    """Of images and labels, as docs/gpu.md tells: fused, a kernel and a counter for each of the two."""
+    tensors = [torch.zeros(10, *shape, device="cuda", requires_grad=True) for shape in ((1, 8, 8), (10,))]
+    optimizer = _optimizer(METHODS["vbpc"], *tensors, fused=fused)
+    for phase in ("first step", "step"):
+        for tensor in tensors:
+            tensor.grad = torch.ones_like(tensor)
+        ledger.phase = phase
+        optimizer.step()
+        ledger.phase = "around"
+    check(ledger, "adam")
+    assert ledger.counts["step"].launches == launches
 
 
 def test_every_method_and_inference_is_tried() -> None:
