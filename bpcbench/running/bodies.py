@@ -55,7 +55,7 @@ from bpcbench.records import (
     union,
 )
 from bpcbench.registry.discovery import Registry, registry
-from bpcbench.running.bundles import FIT, Companion, companions, fit_of, keep_checkpoints_of
+from bpcbench.running.bundles import FIT, Companion, companions, fit_of, joined, part
 from bpcbench.running.checkpoint import fresh_folder
 from bpcbench.running.context import StageContext
 from bpcbench.running.device import limit_threads, resolve_device
@@ -457,17 +457,11 @@ def _fitted(
     inputs: Inputs,
 ) -> tuple[Predictive, StageContext, _Shared]:
     """Return the fit of a stage: the stored one, or a new one, which is stored."""
-    kept = fit_of(stage)
-    stored = attempt.store.has(kept)
-    others = [] if stored else companions(attempt.task, attempt.store.has)
+    if attempt.store.has(fit_of(stage)):
+        return _restored(attempt, stage, inference, coreset, network, inputs)
     seed = derive("evaluate", stage.seed)
-    keep_checkpoints_of(attempt.scratch, others)
+    others = joined(attempt.scratch, companions(attempt.task, attempt.store.has))
     context = attempt.context(seed, stage.precision)
-    if stored:
-        artefact = attempt.store.read(kept)
-        shared = _Shared(*(artefact.meta.get(name, 0) for name in ("together", "seconds", "cpu_seconds")))
-        predictive = inference.restore(dict(artefact.arrays), coreset, network, inputs, context)
-        return predictive, context, shared if shared.networks > 1 else _Shared()
     if others:
         try:
             return _fitted_together(attempt, stage, others, inference, coreset, network, inputs, context)
@@ -475,13 +469,26 @@ def _fitted(
             # One of them must not cost the others their results, and more memory than there is must cost none.
             attempt.alone(error, 1 + len(others))
             release(error)
-        keep_checkpoints_of(attempt.scratch, [])
+        part(attempt.scratch)
         context = attempt.context(seed, stage.precision)
     predictive = inference.fit(coreset, network, inputs, context)
     arrays = predictive.arrays()
     if arrays is not None:
         attempt.commit(FIT, arrays, context, stage=replace(stage, splits=()))
     return predictive, context, _Shared()
+
+
+def _restored(
+    attempt: _Attempt, stage: PredictStage, inference: Inference, coreset: Coreset, network: Network, inputs: Inputs
+) -> tuple[Predictive, StageContext, _Shared]:
+    """Return the stored fit of a stage."""
+    # What restores by fitting again must not go on from checkpoints that hold other networks.
+    joined(attempt.scratch, [])
+    context = attempt.context(derive("evaluate", stage.seed), stage.precision)
+    artefact = attempt.store.read(fit_of(stage))
+    shared = _Shared(*(artefact.meta.get(name, 0) for name in ("together", "seconds", "cpu_seconds")))
+    predictive = inference.restore(dict(artefact.arrays), coreset, network, inputs, context)
+    return predictive, context, shared if shared.networks > 1 else _Shared()
 
 
 def _fitted_together(

@@ -125,3 +125,31 @@ def test_an_interrupted_fit_goes_on_if_it_has_the_same_companions(tmp_path: Path
     # One more network starts over: what was written holds others.
     assert steps[0] == ([str(stopped), "3"] if seeds == 3 else ["0", "4"])
     assert ("resumed at step" in toy.output()) == (seeds == 3)
+
+
+def interrupted_alone(toy: Toy) -> int:
+    """Interrupt a run when a fit alone has written a checkpoint; return how many steps such fits have taken."""
+    run = toy.start(pace=0.02)
+    until(lambda: len(toy.counted("alone")) > 10 and toy.scratch("predict-*/*/checkpoint-*"))
+    os.kill(run.pid, signal.SIGINT)
+    assert run.wait(60) == 128 + signal.SIGINT
+    return len(toy.counted("alone"))
+
+
+def test_a_fit_that_goes_on_alone_is_resumed_alone(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=3, seeds=3, steps=60, broken="together")
+    stopped = interrupted_alone(toy)
+    assert stopped < 60
+    toy.run()
+    assert together(toy) == [[0, 1, 2]], "the first is not tried with others again"
+    assert toy.counted("alone")[stopped][0] == str(stopped)
+    assert "resumed at step" in toy.output()
+
+
+def test_what_was_begun_alone_is_not_begun_again_with_others(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=3, seeds=1, steps=60)
+    stopped = interrupted_alone(toy)
+    assert stopped < 60
+    toy.run("seeds.evaluate=3")
+    assert together(toy) == []
+    assert toy.counted("alone")[stopped][0] == str(stopped)

@@ -323,7 +323,8 @@ class ToyTogether(ToyNearest):
         return self.together
 
     def fit(self, coreset, network, inputs, ctx):
-        for _ in ctx.steps(self.steps, state={}):
+        for step in ctx.steps(self.steps, state={}):
+            count("alone", step, ctx.seed)
             pace()
         if self.broken == "all":
             raise ValueError("no fit is possible")
