@@ -6,11 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from toy_runs import Toy, until
 
+from bpcbench.running.bundles import companions
 from bpcbench.running.seeding import derive
 
 METHODS = "{a: {plugin: toy-real}}"
@@ -153,3 +155,20 @@ def test_what_was_begun_alone_is_not_begun_again_with_others(tmp_path: Path) -> 
     toy.run("seeds.evaluate=3")
     assert together(toy) == []
     assert toy.counted("alone")[stopped][0] == str(stopped)
+
+
+def test_a_stop_during_the_step_that_fails_is_heeded(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=3, seeds=3, broken="stopping")
+    said = toy.run(jobs=1)
+    assert said.count("the worker was told to stop by a signal") == 1
+    assert len(toy.counted("step")) == 1, "the next attempt knows that it failed"
+    assert len(toy.counted("fit")) == 3
+
+
+def test_a_companion_whose_key_is_another_is_left_out(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=1, seeds=1)
+    toy.run()
+    meta = next(meta for name, meta, _ in toy.members("predict") if not name.endswith("/fit"))
+    along = [{"key": key, "label": key, "stage": meta["stage"]} for key in (meta["key"], "0" * 64)]
+    task = SimpleNamespace(kind="predict", body_version=meta["body_version"], along=along)
+    assert [one.label for one in companions(task, lambda address: False)] == [meta["key"]]  # type: ignore[arg-type]
