@@ -58,6 +58,10 @@ class Bundles:
         """The id of the stage that makes the fit of a stage as well, by its id."""
         return {other.id: first for first, others in self.followers.items() for other in others}
 
+    def without(self, leader: str) -> Bundles:
+        """Return the others: the stage with that id makes its own fit alone."""
+        return Bundles({first: others for first, others in self.followers.items() if first != leader})
+
     def along(self, planned: PlannedStage) -> tuple[Mapping[str, Any], ...]:
         """Return what a task says of the stages whose fits it makes as well."""
         return tuple(

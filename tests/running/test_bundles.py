@@ -172,3 +172,18 @@ def test_a_companion_whose_key_is_another_is_left_out(tmp_path: Path) -> None:
     along = [{"key": key, "label": key, "stage": meta["stage"]} for key in (meta["key"], "0" * 64)]
     task = SimpleNamespace(kind="predict", body_version=meta["body_version"], along=along)
     assert [one.label for one in companions(task, lambda address: False)] == [meta["key"]]  # type: ignore[arg-type]
+
+
+def test_a_worker_killed_while_fitting_together_costs_no_result(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=3, seeds=3, broken="crash")
+    said = toy.run(jobs=1)
+    assert "3 seeds are fitted one by one, not together: the worker was killed by SIGKILL" in said
+    assert (together(toy), len(toy.counted("fit"))) == ([[0, 1, 2]], 3)
+
+
+def test_a_timeout_counts_once_per_seed(tmp_path: Path) -> None:
+    """So often it is waited for; then each is fitted alone, within its own."""
+    toy = make(tmp_path, "timeout: 4", together=3, seeds=3, broken="hang")
+    said = toy.run(jobs=1)
+    assert "not together: it took longer than its timeout of 12 s" in said
+    assert (together(toy), len(toy.counted("fit"))) == ([[0, 1, 2]], 3)
