@@ -466,6 +466,8 @@ class Offer:
     method: str
     convention: Convention
     network: Network
+    seeds: int = 1
+    """How many evaluation seeds are fitted together, where a peak of memory is asked for."""
 
 
 @dataclass(frozen=True, eq=False)

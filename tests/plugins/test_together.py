@@ -173,7 +173,7 @@ def test_samples_that_are_not_kept_cannot_be_handed_on() -> None:
 @pytest.mark.parametrize("plugin", [VariationalInference(), SGHMCInference(batched=True)], ids=lambda one: one.name)
 def test_memory_of_several_seeds_is_predicted(plugin: Any) -> None:
     offer = Offer(Facts(shape=(3, 32, 32), classes=10, sizes={"train": 50_000}), 10, "m", "class", ConvBN(width=32))
-    one, five = (replace(plugin, together=count).peak_bytes(offer) for count in (1, 5))
+    one, five = (plugin.peak_bytes(replace(offer, seeds=count)) for count in (1, 5))
     assert one < five < 10 * one
 
 
