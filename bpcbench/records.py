@@ -32,6 +32,8 @@ Unit = Literal["", "percent"]
 
 FINAL = "final"
 """The member that holds a coreset's last iterate."""
+FIT = "fit"
+"""The member of a prediction that holds the fitted predictive."""
 
 
 def snapshot_member(step: int) -> str:

@@ -39,6 +39,7 @@ from bpcbench.planning.stages import (
 from bpcbench.planning.status import stage_code
 from bpcbench.records import (
     FINAL,
+    FIT,
     Arrays,
     Coreset,
     Data,
@@ -55,7 +56,7 @@ from bpcbench.records import (
     union,
 )
 from bpcbench.registry.discovery import Registry, registry
-from bpcbench.running.bundles import FIT, Companion, companions, fit_of, joined, part
+from bpcbench.running.bundles import Companion, companions, fit_of, joined, part
 from bpcbench.running.checkpoint import fresh_folder
 from bpcbench.running.context import StageContext
 from bpcbench.running.device import limit_threads, resolve_device

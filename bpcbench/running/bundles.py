@@ -16,11 +16,9 @@ from typing import Any
 
 from bpcbench.planning.planner import PlannedStage
 from bpcbench.planning.stages import PredictStage, stage_from_json
-from bpcbench.records import Task
+from bpcbench.records import FIT, Task
 from bpcbench.store.address import Address, digest
 
-FIT = "fit"
-"""The member of a prediction that holds the fitted predictive."""
 _COMPANIONS = "together.json"
 
 
