@@ -349,7 +349,8 @@ class Inference(Plugin, abc.ABC):
     def peak_bytes(self, offer: Offer) -> float | None:
         """Return the most memory that a fit and its predictions take on their device, in bytes, or None if unknown.
 
-        Cells that need more than the device has are skipped. Counted are tensors, not the framework itself.
+        Cells that need more than the device has are skipped. Counted are tensors, not the framework itself. With
+        `offer.seeds` above 1 the fit is that of `fit_together`; what needs too much then is fitted one by one.
         """
         return None
 

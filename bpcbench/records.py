@@ -32,6 +32,8 @@ Unit = Literal["", "percent"]
 
 FINAL = "final"
 """The member that holds a coreset's last iterate."""
+FIT = "fit"
+"""The member of a prediction that holds the fitted predictive."""
 
 
 def snapshot_member(step: int) -> str:
@@ -466,6 +468,8 @@ class Offer:
     method: str
     convention: Convention
     network: Network
+    seeds: int = 1
+    """How many evaluation seeds are fitted together, where a peak of memory is asked for."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -314,5 +314,5 @@ def _inference_needs(
     planner: Planner, dataset: ResolvedDataset, ipc: int, inference: Inference, network: Network
 ) -> float | None:
     facts = planner.part(dataset, dataset.training)
-    needed: float | None = planner.once(inference_peak, inference, network, facts, ipc)
+    needed: float | None = planner.once(inference_peak, inference, network, facts, ipc, 1)
     return needed

@@ -220,10 +220,13 @@ class Planner:
                 planned = replace(planned, splits=planned.splits + extra)
                 self.stages[stage.id] = replace(known, stage=planned)
             return stage
-        peak = self.once(inference_peak, inference, network, offer.facts, ipc)
         preload = (*fit.preload, *net.preload)
         # Bits may depend on which seeds are fitted together.
         together = 1 if self.suite.deterministic or isinstance(seed, str) else inference.seeds_together()
+        together = min(together, self.suite.evaluate_seeds)
+        peak = self.once(inference_peak, inference, network, offer.facts, ipc, together)
+        if together > 1 and self.memory is not None and peak is not None and peak > self.memory.bytes:
+            together, peak = 1, self.once(inference_peak, inference, network, offer.facts, ipc, 1)
         self._add(stage, label, inference, family, inference.resources, preload, memory=peak, together=together)
         return stage
 
@@ -330,9 +333,9 @@ def method_peak(method: Method, facts: Facts, ipc: int) -> float | None:
     return method.peak_bytes(facts, ipc)
 
 
-def inference_peak(inference: Inference, network: Network, facts: Facts, ipc: int) -> float | None:
+def inference_peak(inference: Inference, network: Network, facts: Facts, ipc: int, seeds: int) -> float | None:
     """Return the most bytes that a fit and its predictions take."""
-    return inference.peak_bytes(Offer(facts, ipc, "", "class", network))
+    return inference.peak_bytes(Offer(facts, ipc, "", "class", network, seeds))
 
 
 def _like(dataset: ResolvedDataset, training: TrainingData) -> tuple[str | int, ...]:

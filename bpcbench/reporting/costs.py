@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bpcbench.records import COST
+from bpcbench.records import COST, FIT
 from bpcbench.reporting.collect import place_of
 from bpcbench.reporting.rows import Place
 from bpcbench.reporting.table import Cell, Column, Group, Line, Table, label_columns, with_published
@@ -31,8 +31,6 @@ _MEASURED = (
     "MB of a loss or of BMA: the largest amount that its tensors take at a time; libraries, networks and images are "
     "not counted."
 )
-FIT = "fit"
-"""The member of a prediction that holds the fitted predictive."""
 _Fits = dict[tuple[Address, ...], list[list[Address]]]
 
 

@@ -21,7 +21,7 @@ from bpcbench.coresets.preview import preview
 from bpcbench.coresets.reading import read_coreset
 from bpcbench.data.classes import of_classes
 from bpcbench.data.splits import evaluated_split, training_data
-from bpcbench.errors import BpcbenchError, PluginError, Stopped, Superseded, unknown
+from bpcbench.errors import BpcbenchError, PluginError, Stopped, Superseded, shortened, unknown
 from bpcbench.figures import figure_to_json
 from bpcbench.planning.spec import Spec
 from bpcbench.planning.stages import (
@@ -39,6 +39,7 @@ from bpcbench.planning.stages import (
 from bpcbench.planning.status import stage_code
 from bpcbench.records import (
     FINAL,
+    FIT,
     Arrays,
     Coreset,
     Data,
@@ -55,7 +56,7 @@ from bpcbench.records import (
     union,
 )
 from bpcbench.registry.discovery import Registry, registry
-from bpcbench.running.bundles import FIT, Companion, companions, fit_of, keep_checkpoints_of
+from bpcbench.running.bundles import Companion, companions, fit_of, joined, part
 from bpcbench.running.checkpoint import fresh_folder
 from bpcbench.running.context import StageContext
 from bpcbench.running.device import limit_threads, resolve_device
@@ -75,6 +76,8 @@ from bpcbench.store.locks import Busy
 from bpcbench.store.store import Store
 
 Started = Callable[[StageContext], None]
+_REASON_LENGTH = 200
+"""How much of an error a message shows that says why seeds are not fitted together."""
 
 
 def attempt(task: Task, started: Started | None = None, store: Store | None = None) -> Outcome:
@@ -234,7 +237,7 @@ class _Attempt:
     def alone(self, error: Exception, seeds: int) -> None:
         """Say that seeds are not fitted together, and why."""
         _log(self.task, traceback.format_exc(), "fits seeds one by one")
-        what = "out of memory" if ran_out(error) else str(error) or type(error).__name__
+        what = "out of memory" if ran_out(error) else shortened(str(error) or type(error).__name__, _REASON_LENGTH)
         self.store.messages.append(f"{self.task.label}: {seeds} seeds are fitted one by one, not together: {what}")
 
     def build(self, spec: Spec) -> Any:
@@ -268,7 +271,8 @@ class _Attempt:
         stage: Stage | None = None,
         *,
         curves: bool = True,
-    ) -> None:
+    ) -> bool:
+        """Store a result of a stage; return whether it was the first, for otherwise another one is kept."""
         stage = stage or self.stage
         files = {}
         description: dict[str, Any] = {
@@ -298,9 +302,11 @@ class _Attempt:
         address = Address(stage.kind, stage.key, member)
         if self.lease is not None and not self.lease.holds():
             raise Superseded
-        if self.store.commit(address, description, arrays, files) and member == self.stage.members[-1]:
+        first = self.store.commit(address, description, arrays, files)
+        if first and member == self.stage.members[-1]:
             total = sum(size(self.store.path(a)) for a in self.stage.addresses)
             self.store.note_timing(self.task.family, float(description.get("seconds", 0.0)), total)
+        return first
 
     def transform(self, fitted: Fitted) -> Transform:
         plugin: Preprocessing = self.build(fitted.plugin)
@@ -456,32 +462,49 @@ def _fitted(
     network: Network,
     inputs: Inputs,
 ) -> tuple[Predictive, StageContext, _Shared]:
-    """Return the fit of a stage: the stored one, or a new one, which is stored."""
-    kept = fit_of(stage)
-    stored = attempt.store.has(kept)
-    others = [] if stored else companions(attempt.task, attempt.store.has)
+    """Return the fit of a stage: the stored one, or a new one, which is stored unless another process was first."""
+    if attempt.store.has(fit_of(stage)):
+        return _restored(attempt, stage, inference, coreset, network, inputs)
     seed = derive("evaluate", stage.seed)
-    keep_checkpoints_of(attempt.scratch, others)
+    others = joined(attempt.scratch, companions(attempt.task, attempt.store.has))
     context = attempt.context(seed, stage.precision)
-    if stored:
-        artefact = attempt.store.read(kept)
-        shared = _Shared(*(artefact.meta.get(name, 0) for name in ("together", "seconds", "cpu_seconds")))
-        predictive = inference.restore(dict(artefact.arrays), coreset, network, inputs, context)
-        return predictive, context, shared if shared.networks > 1 else _Shared()
     if others:
         try:
-            return _fitted_together(attempt, stage, others, inference, coreset, network, inputs, context)
+            made = _fitted_together(attempt, stage, others, inference, coreset, network, inputs, context)
         except Exception as error:
             # One of them must not cost the others their results, and more memory than there is must cost none.
             attempt.alone(error, 1 + len(others))
             release(error)
-        keep_checkpoints_of(attempt.scratch, [])
+        else:
+            if made is not None:
+                return made
+            context.close()
+            return _restored(attempt, stage, inference, coreset, network, inputs)
+        part(attempt.scratch)
+        with contextlib.suppress(Exception):
+            context.close()
+        if context.stopping:
+            raise Stopped
         context = attempt.context(seed, stage.precision)
     predictive = inference.fit(coreset, network, inputs, context)
     arrays = predictive.arrays()
-    if arrays is not None:
-        attempt.commit(FIT, arrays, context, stage=replace(stage, splits=()))
+    if arrays is not None and not attempt.commit(FIT, arrays, context, stage=replace(stage, splits=())):
+        context.close()
+        return _restored(attempt, stage, inference, coreset, network, inputs)
     return predictive, context, _Shared()
+
+
+def _restored(
+    attempt: _Attempt, stage: PredictStage, inference: Inference, coreset: Coreset, network: Network, inputs: Inputs
+) -> tuple[Predictive, StageContext, _Shared]:
+    """Return the stored fit of a stage."""
+    # What restores by fitting again must not go on from checkpoints that hold other networks.
+    joined(attempt.scratch, [])
+    context = attempt.context(derive("evaluate", stage.seed), stage.precision)
+    artefact = attempt.store.read(fit_of(stage))
+    shared = _Shared(*(artefact.meta.get(name, 0) for name in ("together", "seconds", "cpu_seconds")))
+    predictive = inference.restore(dict(artefact.arrays), coreset, network, inputs, context)
+    return predictive, context, shared if shared.networks > 1 else _Shared()
 
 
 def _fitted_together(
@@ -493,8 +516,11 @@ def _fitted_together(
     network: Network,
     inputs: Inputs,
     context: StageContext,
-) -> tuple[Predictive, StageContext, _Shared]:
-    """Return the fit of a stage, made and stored together with those of others, each under its own key."""
+) -> tuple[Predictive, StageContext, _Shared] | None:
+    """Return the fit of a stage, made and stored together with those of others, each under its own key.
+
+    None if another process was first to store the fit of this stage.
+    """
     seeds = [derive("evaluate", one.seed) for one in (stage, *(other.stage for other in others))]
     predictives = list(inference.fit_together(coreset, network, inputs, context, seeds))
     if len(predictives) != len(seeds):
@@ -503,14 +529,16 @@ def _fitted_together(
     count, seconds, cpu = len(seeds), context.elapsed, context.cpu_seconds
     shared = _Shared(count, seconds / count - seconds, cpu / count - cpu)
     costs = shared.spent(context)
+    first = True
     # Its own comes last: once that is there, no later attempt at this stage makes any other.
     for other, predictive in reversed(list(zip((None, *others), predictives, strict=True))):
         arrays = predictive.arrays()
         if arrays is not None:
             one = stage if other is None else other.stage
             label = {} if other is None else {"label": other.label}
-            attempt.commit(FIT, arrays, context, costs | label, replace(one, splits=()), curves=other is None)
-    return predictives[0], context, shared
+            won = attempt.commit(FIT, arrays, context, costs | label, replace(one, splits=()), curves=other is None)
+            first = won or other is not None
+    return (predictives[0], context, shared) if first else None
 
 
 def _score(attempt: _Attempt, stage: ScoreStage) -> None:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bpcbench.planning.planner import PlannedStage
 from bpcbench.planning.stages import PredictStage, stage_from_json
-from bpcbench.records import Task
+from bpcbench.records import FIT, Task
 from bpcbench.store.address import Address, digest
 
-FIT = "fit"
-"""The member of a prediction that holds the fitted predictive."""
 _COMPANIONS = "together.json"
 
 
@@ -58,6 +56,10 @@ class Bundles:
         """The id of the stage that makes the fit of a stage as well, by its id."""
         return {other.id: first for first, others in self.followers.items() for other in others}
 
+    def without(self, leader: str) -> Bundles:
+        """Return the others: the stage with that id makes its own fit alone."""
+        return Bundles({first: others for first, others in self.followers.items() if first != leader})
+
     def along(self, planned: PlannedStage) -> tuple[Mapping[str, Any], ...]:
         """Return what a task says of the stages whose fits it makes as well."""
         return tuple(
@@ -75,27 +77,65 @@ class Companion:
 
 
 def companions(task: Task, has: Callable[[Address], bool]) -> list[Companion]:
-    """Return the stages whose fits a task makes as well and that have none yet; raise ValueError if a key is wrong."""
+    """Return the stages whose fits a task makes as well and that have none yet.
+
+    One whose key is another when it is derived again is left out: that is its own failure.
+    """
     found = []
     for one in task.along:
-        stage = stage_from_json(task.kind, task.body_version, str(one["key"]), dict(one["stage"]))
+        try:
+            stage = stage_from_json(task.kind, task.body_version, str(one["key"]), dict(one["stage"]))
+        except ValueError:
+            continue
         assert isinstance(stage, PredictStage)
         if not has(fit_of(stage)) and not all(has(address) for address in stage.addresses):
             found.append(Companion(stage, str(one["label"])))
     return found
 
 
-def keep_checkpoints_of(scratch: Path, others: Sequence[Companion]) -> None:
-    """Remove the checkpoints of a stage that were written with other companions, for they hold other networks."""
-    file = scratch / _COMPANIONS
+def joined(scratch: Path, others: Sequence[Companion]) -> list[Companion]:
+    """Return the companions that a stage is fitted with, of those it may have: all or none.
+
+    There are none where `part` was called, or where checkpoints of the stage alone are. Checkpoints that were written
+    with other companions hold other networks and are removed.
+    """
+    noted = _noted(scratch)
+    if noted is None and (not others or any(_checkpoints(scratch))):
+        return []
+    if noted is not None and noted.get("alone"):
+        return []
     keys = [other.stage.key for other in others]
+    if noted is None or noted.get("companions") != keys:
+        _start_over(scratch, {"companions": keys} if keys else None)
+    return list(others)
+
+
+def part(scratch: Path) -> None:
+    """Note that a stage is fitted alone from now on, also when it is resumed."""
+    _start_over(scratch, {"alone": True})
+
+
+def _noted(scratch: Path) -> Mapping[str, Any] | None:
+    """Return with whom the checkpoints of a stage were written; None if it was always alone."""
     try:
-        before = json.loads(file.read_text(encoding="utf-8"))
+        noted = json.loads((scratch / _COMPANIONS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError):
-        before = []
-    if before == keys:
-        return
-    for checkpoint in scratch.glob("*/checkpoint-*"):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def _checkpoints(scratch: Path) -> Iterator[Path]:
+    return scratch.glob("*/checkpoint-*")
+
+
+def _start_over(scratch: Path, note: Mapping[str, Any] | None) -> None:
+    # First, so that no checkpoint is ever taken for one of others.
+    for checkpoint in _checkpoints(scratch):
         shutil.rmtree(checkpoint, ignore_errors=True)
+    if note is None:
+        (scratch / _COMPANIONS).unlink(missing_ok=True)
+        return
     scratch.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(keys), encoding="utf-8")
+    (scratch / _COMPANIONS).write_text(json.dumps(note), encoding="utf-8")

@@ -174,10 +174,12 @@ class StageContext:
 
     def close(self) -> None:
         """Write pending points; called when the stage's body has returned."""
-        synchronise()
-        self._flush(self._step + 1)
-        self._curves = self.curves()
-        self._events.close()
+        try:
+            synchronise()
+            self._flush(self._step + 1)
+        finally:
+            self._curves = self.curves()
+            self._events.close()
 
     def curves(self) -> bytes:
         """Return the events of this stage so far."""

@@ -62,6 +62,9 @@ class Host(Protocol):
     def released(self, planned: PlannedStage) -> None:
         """Note a stage whose attempt is over, but which will be tried again."""
 
+    def part(self, planned: PlannedStage) -> None:
+        """Note a stage whose further attempts are to fit no others along with it."""
+
     def finished(self, planned: PlannedStage, outcome: Outcome) -> None:
         """Note a stage that is over, and tell the queue."""
 
@@ -289,6 +292,15 @@ class Lane:
             return
         message = ended.message
         status: Status = ended.status or "failed"
+        if attempt.task.along and not self.stop.requested and (why := _without_an_answer(attempt, ended)):
+            # What fitting several seeds has cost the worker must not cost the first of them its result.
+            count = 1 + len(attempt.task.along)
+            self.host.report(
+                f"{planned.kind} {planned.label}: {count} seeds are fitted one by one, not together: {why}"
+            )
+            self.host.part(planned)
+            self._again(planned, now + BUSY_SECONDS[0])
+            return
         if status == "stopped" and not attempt.ending:
             # Not by this run: someone sent the signal to the worker alone, or took its machine away.
             ended, message = replace(ended, lost=True), "the worker was told to stop by a signal"
@@ -336,6 +348,17 @@ class Lane:
 
     def _in_store(self, planned: PlannedStage) -> bool:
         return all(self.store.has(address) for address in planned.stage.addresses)
+
+
+def _without_an_answer(attempt: _Attempt, ended: Ended) -> str:
+    """Return why an attempt has not come to its own end, its timeout or the loss of its worker; empty if it has."""
+    if ended.status in ("done", "cached"):
+        return ""
+    if attempt.ending:
+        # One that cannot be ended still works on the stage.
+        return attempt.ending if attempt.status == "failed" and time.monotonic() < attempt.lost_at else ""
+    # An engine may tell a kill for memory from other losses; what the stage says itself took time.
+    return ended.message if ended.lost or (ended.out_of_memory and not ended.seconds) else ""
 
 
 def _read_outcome(task: Task) -> Ended | None:

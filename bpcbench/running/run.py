@@ -195,6 +195,10 @@ class Runner:
         """Stop following an attempt; there will be another one."""
         self._monitor.finished(planned, Outcome(planned.id, "busy"))
 
+    def part(self, planned: PlannedStage) -> None:
+        """Let further attempts at a stage make its own fit alone; the others of its group still come after it."""
+        self._bundles = self._bundles.without(planned.id)
+
     def finished(self, planned: PlannedStage, outcome: Outcome) -> None:
         """Count a finished stage, notify listeners, and skip its dependents if it failed."""
         with self._queue.changed:

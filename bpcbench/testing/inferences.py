@@ -142,6 +142,19 @@ class InferenceConformance(PluginConformance):
         seeds = list(range(min(3, plugin.seeds_together())))
         return list(plugin.fit_together(self.coreset(), self.network, self.inputs(), ctx, seeds))
 
+    def test_together_is_an_option(self) -> None:
+        """Seeds are fitted together if an option asks for it: by default each is alone."""
+        if self.plugin.seeds_together() == 1:
+            raise SkipTest("it fits one seed at a time: seeds_together() is 1")
+        try:
+            plain = type(self.plugin)()
+        except (TypeError, ValueError) as reason:
+            raise SkipTest(f"it cannot be made without options: {reason}") from None
+        assert plain.seeds_together() == 1, (
+            f"seeds_together() is {plain.seeds_together()} without options. Let an option that is part of keys and 1 "
+            "by default say how many: bits may depend on it, and keys must tell"
+        )
+
     def test_together(self, tmp_path: Path) -> None:
         """Seeds that are fitted together predict what each does alone, up to rounding, also when restored."""
         for seed, predictive in enumerate(self._together(context(tmp_path / "together"))):

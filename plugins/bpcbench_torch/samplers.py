@@ -14,7 +14,7 @@ from bpcbench.api import Context, Inference, Network, Predictive, option
 from bpcbench.records import Arrays, Coreset, Inputs, Offer
 from bpcbench_torch.inferences import Ensemble
 from bpcbench_torch.memory import AUGMENTED, FLOAT, predicted, sizes, trained, trained_together
-from bpcbench_torch.networks import ConvBN
+from bpcbench_torch.networks import batch_normalised
 from bpcbench_torch.operations import STEP
 from bpcbench_torch.strategy import strategy
 
@@ -137,7 +137,7 @@ class Sampler(Inference):
             return (
                 f"{self.name} samples torch networks, but {offer.network.name} is a {offer.network.framework} network"
             )
-        if self.chunk is not None and isinstance(offer.network, ConvBN):
+        if self.chunk is not None and batch_normalised(offer.network):
             return f"{self.name}'s chunk is for networks without BatchNorm, whose statistics are those of all rows"
         return None
 
@@ -150,17 +150,17 @@ class Sampler(Inference):
         these = sizes(offer.network, offer.facts, offer.ipc)
         if these is None:
             return None
-        chains = self.chains * self.seeds_together()
+        chains = self.chains * offer.seeds
         samples = chains * self.samples if self.samples_in == "memory" else 0
         held = (samples + 10 * chains) * these.parameters + these.rows * (these.pixels + these.classes)
         rows, augmented = self.rows(these.rows), self.augmentation_used() != "none"
-        if self.batched or self.seeds_together() > 1:
+        if self.batched or offer.seeds > 1:
             step = trained_together(these, rows, chains, augmented=augmented)
         else:
             part = min(rows, self.chunk or rows)
             step = trained(these, part, augmented=augmented)
             step += (rows - part) * these.pixels * AUGMENTED * augmented + (part < rows) * these.parameters
-        statistics = min(these.rows, 5000) * these.one.forward if isinstance(offer.network, ConvBN) else 0.0
+        statistics = min(these.rows, 5000) * these.one.forward if batch_normalised(offer.network) else 0.0
         return FLOAT * (held + max(step, statistics, predicted(these)))
 
     def fit(self, coreset: Coreset, network: Network, inputs: Inputs, ctx: Context) -> Predictive:

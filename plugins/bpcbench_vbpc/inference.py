@@ -87,10 +87,10 @@ class VariationalInference(Inference):
         held, images = ADAM * these.parameters, rows * (these.pixels + these.classes)
         step, augmented = min(rows, self.rows), self.augmentation != "none"
         training = trained(these, step, augmented=augmented)
-        if self.together > 1:
+        if offer.seeds > 1:
             # The networks themselves are kept beside the stack.
-            held += (self.together * (ADAM + 1) - ADAM) * these.parameters
-            training = trained_together(these, step, self.together, augmented=augmented)
+            held += (offer.seeds * (ADAM + 1) - ADAM) * these.parameters
+            training = trained_together(these, step, offer.seeds, augmented=augmented)
         side = width if self.naive else min(rows, width)
         closed = rows * width + max(PREDICTED * these.one.forward, rows * width + 4 * side**2)
         fitted = rows * width + 2 * side**2 + 3 * PREDICTED * side + predicted(these)

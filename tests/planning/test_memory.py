@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +59,30 @@ def test_what_needs_more_is_skipped_with_the_reason_and_the_rest_goes_on(tmp_pat
     assert reason.startswith("distilling by vbpc needs about ")
     assert "GB of memory, the device (--memory) has" in reason
     assert {cell.at.ipc for cell in made.cells if not cell.skipped and cell.at.method == "random"} == {1, 100}
+
+
+@pytest.mark.parametrize("inference", ["vi", "sghmc"])
+def test_seeds_that_need_more_together_are_fitted_alone(tmp_path: Path, inference: str) -> None:
+    """Nothing is skipped for it; and what is never fitted together needs no more than one seed."""
+
+    def predictions(memory: float, together: int, evaluate: int = 3, *, deterministic: bool = False) -> set[Any]:
+        chosen = {
+            "ipc": [100],
+            "methods": ["random"],
+            "inferences": {inference: {"together": together}},
+            "seeds": {"distil": 1, "evaluate": evaluate},
+            "deterministic": deterministic,
+        }
+        made = Session(SUITE | chosen, data=str(tmp_path), out=tmp_path / "no", memory=memory / 1e9).plan()
+        assert not made.skipped()
+        return {(one.together, one.memory) for one in made.stages if one.kind == "predict"}
+
+    ((_, alone),) = predictions(1e12, 1)
+    ((three, needed),) = predictions(1e12, 5)
+    assert three == 3
+    assert needed > 1.5 * alone
+    assert predictions((alone + needed) / 2, 5) == {(1, alone)}
+    assert predictions(1e12, 5, evaluate=1) == predictions(1e12, 5, deterministic=True) == {(1, alone)}
 
 
 def test_the_command_says_the_peak_and_takes_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import toys
 import yaml
 from toys import TOYS, Centroid, Guided, Means
 
-from bpcbench.errors import UserError
+from bpcbench.errors import PluginError, UserError
 from bpcbench.planning.cells import Cell
 from bpcbench.planning.plan import Plan, make
 from bpcbench.records import Need, Ref
@@ -257,6 +258,24 @@ def test_an_empty_grid_is_an_error(planning: Planning, overrides: list[str], mes
     with pytest.raises(UserError) as caught:
         planning(*overrides)
     assert str(caught.value) == message
+
+
+def test_the_garbage_collector_is_paused_and_goes_on_whatever_happens(planning: Planning) -> None:
+    seen = []
+
+    @dataclass(frozen=True)
+    class Watching(Centroid):
+        name = "watching"
+
+        def accepts(self, offer: Any) -> str | None:
+            seen.append(gc.isenabled())
+            raise RuntimeError("no plan")
+
+    assert gc.isenabled()
+    with pytest.raises(PluginError, match="no plan"):
+        planning(classes=(Watching,), inferences=["watching"])
+    assert seen == [False]
+    assert gc.isenabled()
 
 
 def test_ten_thousand_cells_are_planned_in_seconds(planning: Planning) -> None:

@@ -24,6 +24,7 @@ from bpcbench_torch.inferences import Ensemble
 from bpcbench_torch.networks import ConvBN, ConvIN, ConvNN
 from bpcbench_torch.peak import peak_allocation
 from bpcbench_torch.potential import CoresetPotential, Prior
+from bpcbench_torch.resnet import ResNet18
 from bpcbench_torch.samplers import HMCInference, Sampler, SGHMCInference
 
 
@@ -213,8 +214,11 @@ def test_parts_are_an_option_that_old_results_do_not_have() -> None:
     assert "chunk" not in Spec.of(SGHMCInference()).options
     assert Spec.of(SGHMCInference(chunk=8)).options["chunk"] == 8
     facts = Facts(shape=(3, 16, 16), classes=3, sizes={"train": 90})
-    offer = Offer(facts, 50, "random", "class", ConvBN())
-    assert "without BatchNorm" in (SGHMCInference(chunk=8).accepts(offer) or "")
+    for network in (ConvBN(), ResNet18()):
+        offer = Offer(facts, 50, "random", "class", network)
+        assert "without BatchNorm" in (SGHMCInference(chunk=8).accepts(offer) or "")
+    offer = Offer(facts, 50, "random", "class", ResNet18(norm="in"))
+    assert SGHMCInference(chunk=8).accepts(offer) is None
     with pytest.raises(ValueError, match="without BatchNorm"):
         potential(ConvBN(width=2), 10, chunk=4)
     for wrong in ({"chunk": 0}, {"chunk": 8, "batched": True}):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from bpcbench.data.splits import training_data
 from bpcbench.errors import NotFinite
 from bpcbench.planning.spec import Spec
 from bpcbench.records import Coreset, Facts, Offer
+from bpcbench.store.address import Address
+from bpcbench.store.store import Store
 from bpcbench.testing import InferenceConformance, context, toy_inputs
 from bpcbench_data.digits import Digits
 from bpcbench_torch.networks import ConvBN, ConvGN, ConvIN, ConvNN
@@ -173,7 +177,7 @@ def test_samples_that_are_not_kept_cannot_be_handed_on() -> None:
 @pytest.mark.parametrize("plugin", [VariationalInference(), SGHMCInference(batched=True)], ids=lambda one: one.name)
 def test_memory_of_several_seeds_is_predicted(plugin: Any) -> None:
     offer = Offer(Facts(shape=(3, 32, 32), classes=10, sizes={"train": 50_000}), 10, "m", "class", ConvBN(width=32))
-    one, five = (replace(plugin, together=count).peak_bytes(offer) for count in (1, 5))
+    one, five = (plugin.peak_bytes(replace(offer, seeds=count)) for count in (1, 5))
     assert one < five < 10 * one
 
 
@@ -198,7 +202,54 @@ def test_a_suite_gives_the_same_report(tmp_path: Path) -> None:
         done = bpcbench.run(suite, overrides, out=tmp_path / str(count), **options)
         assert done.exit_code == 0
         frames.append(bpcbench.results(suite, overrides, out=tmp_path / str(count)))
+    for count in (1, 3):
+        fits = list((tmp_path / str(count)).glob("stages/predict/*/fit/stage.json"))
+        assert [json.loads(fit.read_text()).get("together", 1) for fit in fits] == [count] * 6
     alone, together = frames
     assert list(alone.metric) == list(together.metric)
     # One of the 360 test images may change its class.
     np.testing.assert_allclose(together.value, alone.value, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_fit_that_another_process_stored_first_is_what_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """That of the other is of networks that are zero: all classes are as probable."""
+    commit = Store.commit
+
+    def late(store: Store, address: Address, meta: Any, arrays: Any, files: Any = None) -> bool:
+        if address.member == "fit":
+            commit(store, address, meta, {name: np.zeros_like(value) for name, value in arrays.items()}, files)
+        return commit(store, address, meta, arrays, files)
+
+    monkeypatch.setattr(Store, "commit", late)
+    suite = {
+        "protocol": 1,
+        "datasets": ["digits"],
+        "ipc": [1],
+        "methods": ["random"],
+        "inferences": {"sghmc": {"burn": 4, "samples": 2, "thin": 2, "chains": 1, "together": together}},
+        "networks": {"conv-nn": {"width": 4}},
+        "seeds": {"distil": 1, "evaluate": 2},
+        "metrics": ["nll"],
+    }
+    assert bpcbench.run(suite, out=tmp_path, inline=True, track=False, quiet=True).exit_code == 0
+    found = bpcbench.results(suite, out=tmp_path)
+    np.testing.assert_allclose(found.value[found.metric == "nll"], math.log(10), rtol=1e-5)
+
+
+class Eager(VariationalInference):
+    """Fits seeds together unless it is told not to."""
+
+    def seeds_together(self) -> int:
+        return 2
+
+
+def test_an_inference_that_fits_seeds_together_unasked_does_not_conform() -> None:
+    class Conformance(InferenceConformance):
+        plugin = Eager()
+        network = ConvBN(width=4)
+
+    with pytest.raises(AssertionError, match="without options"):
+        Conformance().test_together_is_an_option()

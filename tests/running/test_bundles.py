@@ -6,11 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from toy_runs import Toy, until
 
+from bpcbench.running.bundles import companions
 from bpcbench.running.seeding import derive
 
 METHODS = "{a: {plugin: toy-real}}"
@@ -125,3 +127,63 @@ def test_an_interrupted_fit_goes_on_if_it_has_the_same_companions(tmp_path: Path
     # One more network starts over: what was written holds others.
     assert steps[0] == ([str(stopped), "3"] if seeds == 3 else ["0", "4"])
     assert ("resumed at step" in toy.output()) == (seeds == 3)
+
+
+def interrupted_alone(toy: Toy) -> int:
+    """Interrupt a run when a fit alone has written a checkpoint; return how many steps such fits have taken."""
+    run = toy.start(pace=0.02)
+    until(lambda: len(toy.counted("alone")) > 10 and toy.scratch("predict-*/*/checkpoint-*"))
+    os.kill(run.pid, signal.SIGINT)
+    assert run.wait(60) == 128 + signal.SIGINT
+    return len(toy.counted("alone"))
+
+
+def test_a_fit_that_goes_on_alone_is_resumed_alone(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=3, seeds=3, steps=60, broken="together")
+    stopped = interrupted_alone(toy)
+    assert stopped < 60
+    toy.run()
+    assert together(toy) == [[0, 1, 2]], "the first is not tried with others again"
+    assert toy.counted("alone")[stopped][0] == str(stopped)
+    assert "resumed at step" in toy.output()
+
+
+def test_what_was_begun_alone_is_not_begun_again_with_others(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=3, seeds=1, steps=60)
+    stopped = interrupted_alone(toy)
+    assert stopped < 60
+    toy.run("seeds.evaluate=3")
+    assert together(toy) == []
+    assert toy.counted("alone")[stopped][0] == str(stopped)
+
+
+def test_a_stop_during_the_step_that_fails_is_heeded(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=3, seeds=3, broken="stopping")
+    said = toy.run(jobs=1)
+    assert said.count("the worker was told to stop by a signal") == 1
+    assert len(toy.counted("step")) == 1, "the next attempt knows that it failed"
+    assert len(toy.counted("fit")) == 3
+
+
+def test_a_companion_whose_key_is_another_is_left_out(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=1, seeds=1)
+    toy.run()
+    meta = next(meta for name, meta, _ in toy.members("predict") if not name.endswith("/fit"))
+    along = [{"key": key, "label": key, "stage": meta["stage"]} for key in (meta["key"], "0" * 64)]
+    task = SimpleNamespace(kind="predict", body_version=meta["body_version"], along=along)
+    assert [one.label for one in companions(task, lambda address: False)] == [meta["key"]]  # type: ignore[arg-type]
+
+
+def test_a_worker_killed_while_fitting_together_costs_no_result(tmp_path: Path) -> None:
+    toy = make(tmp_path, together=3, seeds=3, broken="crash")
+    said = toy.run(jobs=1)
+    assert "3 seeds are fitted one by one, not together: the worker was killed by SIGKILL" in said
+    assert (together(toy), len(toy.counted("fit"))) == ([[0, 1, 2]], 3)
+
+
+def test_a_timeout_counts_once_per_seed(tmp_path: Path) -> None:
+    """So often it is waited for; then each is fitted alone, within its own."""
+    toy = make(tmp_path, "timeout: 4", together=3, seeds=3, broken="hang")
+    said = toy.run(jobs=1)
+    assert "not together: it took longer than its timeout of 12 s" in said
+    assert (together(toy), len(toy.counted("fit"))) == ([[0, 1, 2]], 3)

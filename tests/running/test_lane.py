@@ -6,9 +6,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plain_stages import MADE, planned
@@ -90,19 +91,24 @@ class PlainHost:
     store: Path
     queue: Queue
     timeout: float | None = None
+    along: tuple[Mapping[str, Any], ...] = ()
     made: int = 0
     reports: list[str] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def task(self, planned: PlannedStage, jobs: int) -> Task:
         self.made += 1
-        return make_task(planned, self.store, self.store, log=self.store / "log", timeout=self.timeout, jobs=jobs)
+        log = self.store / "log"
+        return make_task(planned, self.store, self.store, log=log, timeout=self.timeout, jobs=jobs, along=self.along)
 
     def begun(self, planned: PlannedStage, task: Task) -> None:
         pass
 
     def released(self, planned: PlannedStage) -> None:
         pass
+
+    def part(self, planned: PlannedStage) -> None:
+        self.along = ()
 
     def finished(self, planned: PlannedStage, outcome: Outcome) -> None:
         self.outcomes[planned.label] = outcome
@@ -188,6 +194,54 @@ def test_only_a_lost_worker_is_replaced(make: Make) -> None:
     assert scene.run() == {"lost": ("failed", "gone, 2 times"), "raises": ("failed", "gone")}
     assert [task.label for task in scene.pool.tasks].count("lost") == 2
     assert scene.host.reports == ["worker lost: coreset lost: gone; attempt 2 of 2"]
+
+
+ALONG = ({"key": "b", "label": "b", "stage": {}},)
+TOGETHER = "coreset a: 2 seeds are fitted one by one, not together: "
+
+
+@pytest.mark.parametrize(
+    ("ended", "why"),
+    [({"lost": True, "message": "gone"}, "gone"), ({"out_of_memory": True, "message": "of its job"}, "of its job")],
+)
+def test_a_stage_that_lost_its_worker_with_others_is_tried_without(make: Make, ended: Any, why: str) -> None:
+    """Also if there are no retries, and once: then it is a stage like any other."""
+    scene = make(lambda task: [Ended(task.attempt, "failed", **ended)], retries=0)
+    scene.host.along = ALONG
+    assert scene.run() == {"a": ("failed", why)}
+    assert [len(task.along) for task in scene.pool.tasks] == [1, 0]
+    assert scene.host.reports == [TOGETHER + why]
+
+
+def test_a_stage_that_is_late_with_others_is_tried_without(make: Make) -> None:
+    scene = make(lambda task: [Started(task.attempt)] if task.along else done(task), timeout=0.05)
+    scene.host.along = ALONG
+    assert scene.run() == {"a": ("done", "")}
+    assert scene.host.reports == [TOGETHER + "it took longer than its timeout of 0.05 s"]
+
+
+def test_what_cannot_be_ended_is_not_tried_without(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It still works on the stage, so another attempt would wait for it."""
+    monkeypatch.setattr(lanes, "KILL_SECONDS", 0.05)
+    scene = make(lambda task: [Started(task.attempt)], timeout=0.05, grace=0.01, ends_when_stopped=False)
+    scene.host.along = ALONG
+    scene.pool.kill = lambda attempts: None  # type: ignore[method-assign]
+    assert scene.run()["a"][0] == "failed"
+    assert len(scene.pool.tasks) == 1
+
+
+def test_a_stage_that_fails_or_is_stopped_with_others_is_not(make: Make) -> None:
+    """What it says itself is its own failure, and a signal takes nothing away but time."""
+
+    def answer(task: Task) -> list[Event]:
+        if len(scene.pool.tasks) == 1:
+            return [Ended(task.attempt, "stopped", "stopped", 1.0)]
+        return [Ended(task.attempt, "failed", "of its own", 1.0, out_of_memory=True)]
+
+    scene = make(answer)
+    scene.host.along = ALONG
+    assert scene.run() == {"a": ("failed", "of its own")}
+    assert [len(task.along) for task in scene.pool.tasks] == [1, 1]
 
 
 def test_a_worker_that_was_lost_after_its_commit_has_done_its_work(make: Make) -> None:

@@ -312,7 +312,7 @@ class ToyNearest(bpcbench.Inference):
 
 @dataclass(frozen=True)
 class ToyTogether(ToyNearest):
-    """The same after a loop of `steps`, for several seeds at once if asked; `broken` fits none together."""
+    """The same after a loop of `steps`, for several seeds at once if asked; `broken` says how that fails."""
 
     name: ClassVar[str] = "toy-together"
     together: int = bpcbench.option(1, absent=1)
@@ -323,7 +323,8 @@ class ToyTogether(ToyNearest):
         return self.together
 
     def fit(self, coreset, network, inputs, ctx):
-        for _ in ctx.steps(self.steps, state={}):
+        for step in ctx.steps(self.steps, state={}):
+            count("alone", step, ctx.seed)
             pace()
         if self.broken == "all":
             raise ValueError("no fit is possible")
@@ -333,8 +334,15 @@ class ToyTogether(ToyNearest):
         state = {f"seed.{index}": np.array([seed], np.uint64) for index, seed in enumerate(seeds)}
         for step in ctx.steps(self.steps, state=state):
             count("step", step, len(seeds))
+            if self.broken == "stopping":
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise ValueError("not while stopping")
             pace()
         count("together", *seeds)
+        if self.broken == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.broken == "hang":
+            time.sleep(600)
         if self.broken:
             raise ValueError("not these seeds")
         means = np.stack([coreset.images[coreset.targets == c].mean(0) for c in range(2)])
