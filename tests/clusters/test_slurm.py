@@ -222,7 +222,8 @@ def test_resources_reach_the_job(slurm: Cluster, toy: Toy) -> None:
 
 def test_doctor_runs_a_tiny_job(slurm: Cluster, toy: Toy) -> None:
     toy.write(METHODS, "engine: {plugin: slurm, partition: main, gpus: 1}")
-    command = [sys.executable, "-m", "bpcbench", "doctor", "--out", str(toy.out), "--data", str(toy.folder), "--engine"]
+    command = [sys.executable, "-m", "bpcbench", "doctor", "--out", str(toy.out), "--data", str(toy.folder)]
+    command += ["--wait", "100", "--engine"]
     for chosen, more in (("slurm", []), (str(toy.suite), [])):
         done = subprocess.run([*command, chosen, *more], capture_output=True, text=True, env=toy.environment())
         assert done.returncode == 0, done.stdout + done.stderr
